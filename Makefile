@@ -1,0 +1,70 @@
+# Needs Python 3.10 or newer, make and a C library. Each target makes the environment it needs and keeps it until
+# pyproject.toml or constraints.txt changes. Without a GPU, a smaller torch comes from its own index:
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test parity notebooks lint clean
+.DELETE_ON_ERROR:
+
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10))
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python3.10 python; do \
+	command -v $$p >/dev/null && $$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+PARITY := .venv-parity
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+TORCH := $(shell grep '^torch==' constraints.txt)
+NOTEBOOK_TESTS := tests/test_notebook*.py
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+help:
+	@echo "make demo       run the notebooks offline on the embedded voice; sound and report land in runs/demo/"
+	@echo "make test       lint, unit tests, every notebook"
+	@echo "make parity     compare live with the f5-tts package"
+	@echo "make notebooks  write notebooks/*.ipynb from notebooks/source/"
+	@echo "make lint       ruff on code and notebooks"
+	@echo "make clean      remove the environments and caches; data and runs stay"
+
+demo: $(STAMP)
+	$(PY) notebooks/run.py --demo
+
+test: lint
+	@echo "== unit tests"
+	$(PY) -m pytest tests $(addprefix --ignore=,$(wildcard $(NOTEBOOK_TESTS))) --durations=5
+	@echo "== notebooks"
+	$(PY) -m pytest $(NOTEBOOK_TESTS) --durations=5
+
+parity: $(PARITY)/.installed
+	$(PARITY)/bin/python tests/parity/compare.py
+
+notebooks: $(STAMP)
+	$(PY) notebooks/build.py
+
+lint: $(STAMP)
+	$(PY) -m ruff check .
+
+clean:
+	rm -rf $(VENV) $(PARITY) build dist *.egg-info .pytest_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch first and alone, at the proved version: nothing after it can bring another one.
+define environment
+	@test -n "$(PYTHON)" || { echo "f5kit needs Python 3.10 or newer; name one: make PYTHON=/path/to/python3"; exit 1; }
+	@echo "== $(1) [1/3] $$($(PYTHON) --version)"
+	@$(1)/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(1)
+	@echo "== $(1) [2/3] $(TORCH) (0.2 GB for CPU, about 3 GB with CUDA)"
+	$(1)/bin/python -m pip install -q -c constraints.txt $(TORCH)
+	@echo "== $(1) [3/3] f5kit and the libraries it stands on (some minutes)"
+endef
+
+$(STAMP): pyproject.toml constraints.txt
+	$(call environment,$(VENV))
+	$(PY) -m pip install -q -c constraints.txt -e ".[notebooks,log,dev]"
+	@touch $@
+
+# f5-tts without its dependencies (gradio, transformers, torchcodec and their trees): its model needs few of them.
+$(PARITY)/.installed: pyproject.toml constraints.txt tests/parity/requirements.txt
+	$(call environment,$(PARITY))
+	$(PARITY)/bin/python -m pip install -q -c constraints.txt -e . -r tests/parity/requirements.txt
+	$(PARITY)/bin/python -m pip install -q --no-deps f5-tts==1.1.22
+	@touch $@

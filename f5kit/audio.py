@@ -1,0 +1,292 @@
+"""Sound: reading, writing, levelling, and the log-mel spectrogram.
+
+Audio is float32, mono, full scale at 1.0; mels are natural logarithms.
+Shapes: b batch, n frames, d mel bins, nw samples of a waveform.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.machinery
+import math
+import os
+import struct
+import sys
+import types
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from f5kit.config import MelConfig
+from f5kit.errors import UserError
+
+AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aif", ".aiff", ".m4a")
+_WRITABLE = {".wav": "WAV", ".flac": "FLAC", ".mp3": "MP3", ".ogg": "OGG"}  # WAV and FLAC: 16 bit
+
+
+def import_torchaudio():
+    """The module torchaudio, also where its compiled half cannot load.
+
+    The wheel on the package index is built for CUDA; beside a CPU build of torch its shared library does not
+    load and the import fails. f5kit and vocos use the Python half only, so a stand-in for the private module
+    that loads the library reports that there is none. It is registered only after the real import has failed.
+
+    Raises UserError where torchaudio is absent or does not import even so.
+    """
+    try:
+        return importlib.import_module("torchaudio")
+    except ModuleNotFoundError as error:
+        if error.name == "torchaudio":
+            raise UserError("torchaudio is not installed; install it with: pip install torchaudio") from None
+        reason = error
+    except (ImportError, OSError, RuntimeError) as error:  # its library is absent or for another CUDA
+        reason = error
+    _forget_torchaudio()
+    stand_in = _no_compiled_half()
+    sys.modules[stand_in.__name__] = stand_in
+    try:
+        torchaudio = importlib.import_module("torchaudio")
+    except (ImportError, OSError, RuntimeError, AttributeError):
+        _forget_torchaudio()
+        raise UserError(
+            f"torchaudio does not import beside torch {torch.__version__} ({reason}); "
+            "install the torchaudio that belongs to this torch, see https://pytorch.org/get-started"
+        ) from reason
+    torchaudio._extension = stand_in
+    return torchaudio
+
+
+def _forget_torchaudio() -> None:
+    """Drop what a failed import left behind, so that the next one starts clean."""
+    for name in [name for name in sys.modules if name == "torchaudio" or name.startswith("torchaudio.")]:
+        del sys.modules[name]
+
+
+def _no_compiled_half() -> types.ModuleType:
+    """A module in the place of torchaudio._extension: nothing is there, every guard refuses when called."""
+
+    def refuse(function):
+        def refusing(*args, **kwargs):
+            raise RuntimeError(f"torchaudio's {function.__name__} needs its compiled half, which cannot load")
+
+        return refusing
+
+    def answer(name: str):
+        if name.startswith("_IS_"):
+            return False
+        if name.startswith("fail_if_no_"):
+            return refuse
+        raise AttributeError(name)
+
+    module = types.ModuleType("torchaudio._extension", "f5kit's stand-in for what cannot load.")
+    module.__spec__ = importlib.machinery.ModuleSpec(module.__name__, loader=None)
+    module.__getattr__ = answer
+    return module
+
+
+def decode(path: str | Path, max_seconds: float | None = None) -> tuple[Tensor, int]:
+    """The samples of a file as they are: float32 (channels, nw), and their rate in Hz.
+
+    libsndfile tells the format by content, so an MP3 that is named .wav reads all the same. Recordings longer
+    than `max_seconds` are refused before they fill the memory.
+
+    Raises UserError for a file that is missing, unreadable, empty, cut short or not finite.
+    """
+    import soundfile
+
+    path = Path(path)
+    if not path.is_file():  # a pipe would be waited for without end
+        raise UserError(f"{path} is not a file" if path.exists() else f"there is no audio file {path}")
+    try:
+        info = soundfile.info(str(path))
+        if max_seconds is not None and info.frames > max_seconds * info.samplerate:
+            raise UserError(f"{path} lasts {info.duration:.2f} s, over {max_seconds:g} s; cut it at pauses")
+        samples, sample_rate = soundfile.read(str(path), dtype="float32", always_2d=True)
+    except (soundfile.LibsndfileError, RuntimeError, TypeError, MemoryError):
+        raise UserError(f"{path} cannot be read as audio; export it again as WAV or FLAC") from None
+    if len(samples) == 0:
+        raise UserError(f"{path} holds no samples; export it again")
+    declared = max(info.frames, _declared_wav_frames(path) or 0)
+    if declared - len(samples) > 0.05 * sample_rate:  # some recorders miscount by a few samples
+        raise UserError(
+            f"{path} is cut short: it holds {len(samples) / sample_rate:.2f} s of the "
+            f"{declared / sample_rate:.2f} s that its header promises; copy it again"
+        )
+    audio = torch.from_numpy(samples).T.contiguous()  # channels nw
+    if not bool(torch.isfinite(audio).all()):
+        raise UserError(f"{path} holds samples that are not finite numbers; export it again")
+    return audio, sample_rate
+
+
+def _declared_wav_frames(path: Path) -> int | None:
+    """How many frames a WAV header promises (libsndfile takes what is there); None if it does not say."""
+    with open(path, "rb") as file:
+        riff, _, wave = struct.unpack("<4sI4s", file.read(12).ljust(12, b"\0"))
+        if riff != b"RIFF" or wave != b"WAVE":
+            return None
+        block_align = 0
+        while len(header := file.read(8)) == 8:
+            name, size = struct.unpack("<4sI", header)
+            if name == b"data":
+                streamed = size == 0 or size >= 0x7FFFF000  # written by a pipe that could not know the end
+                return None if streamed or not block_align else size // block_align
+            if name == b"fmt ":
+                coding, block_align = struct.unpack("<H10xH", file.read(size)[:14].ljust(14, b"\0"))
+                if coding not in (1, 3, 0xFFFE):  # in compressed audio a block is not a frame
+                    return None
+            else:
+                file.seek(size + size % 2, os.SEEK_CUR)
+    return None
+
+
+def to_mono(audio: Tensor) -> tuple[Tensor, bool]:
+    """(channels, nw) to (nw,), and whether the channels cancelled.
+
+    The mean of the channels; where they are in opposite phase it is almost nothing: the left one is taken.
+    """
+    mono = audio.mean(0)
+    cancelled = bool(mono.square().mean() < 0.01 * audio.square().mean())  # 20 dB lost
+    return (audio[0].clone(), True) if cancelled else (mono, False)
+
+
+def resample(audio: Tensor, from_rate: int, to_rate: int) -> Tensor:
+    """(nw,) at `from_rate` Hz to (nw * to_rate / from_rate,) at `to_rate` Hz, by soxr's best quality."""
+    if from_rate == to_rate:
+        return audio
+    import soxr
+
+    return torch.from_numpy(soxr.resample(audio.numpy(), from_rate, to_rate, quality="VHQ"))
+
+
+def read_audio(path: str | Path, sample_rate: int = 24_000) -> Tensor:
+    """A recording as float32 (nw,) mono at `sample_rate` Hz. Raises UserError as `decode` does."""
+    audio, rate = decode(path)
+    return resample(to_mono(audio)[0], rate, sample_rate)
+
+
+def write_audio(path: str | Path, audio: Tensor, sample_rate: int = 24_000) -> Path:
+    """Write (nw,) float32 as .wav or .flac (16 bit), .mp3 or .ogg. The file appears whole or not at all.
+
+    Samples beyond full scale are held at it. Raises UserError for another suffix, ValueError for samples
+    that are not finite.
+    """
+    import soundfile
+
+    path = Path(path)
+    if path.suffix.lower() not in _WRITABLE:
+        raise UserError(f"{path.name}: f5kit writes {', '.join(_WRITABLE)}; choose one of these suffixes")
+    if audio.ndim != 1 or not bool(torch.isfinite(audio).all()):
+        raise ValueError(f"audio of shape {tuple(audio.shape)} must be one row of finite samples")
+    form = _WRITABLE[path.suffix.lower()]
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    samples = audio.detach().cpu().float().clamp(-1, 1).numpy()
+    try:
+        with soundfile.SoundFile(str(partial), "w", sample_rate, 1, format=form) as file:
+            for start in range(0, len(samples), 1 << 16):  # its Vorbis encoder fails on minutes at once
+                file.write(samples[start : start + (1 << 16)])
+        os.replace(partial, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            partial.unlink()
+    return path
+
+
+@dataclass(frozen=True)
+class Levels:
+    """How loud a recording is and where its speech lies."""
+
+    peak: float
+    """Largest magnitude; 1.0 is full scale."""
+    rms_dbfs: float
+    """Root mean square in dB below full scale, without DC; -120 for digital silence."""
+    clipped: float
+    """Share of samples in flat tops: runs of three or more at the very largest magnitude."""
+    leading: float
+    """Seconds before the speech."""
+    trailing: float
+    """Seconds after the speech."""
+
+
+def measure_levels(audio: Tensor, sample_rate: int) -> Levels:
+    """Levels of (nw,). A flat top shows only before resampling and levelling, so measure what was decoded."""
+    first, last = _speech_bounds(audio, sample_rate, top_db=45.0)
+    return Levels(
+        peak=float(audio.abs().max()),
+        rms_dbfs=_decibel(float((audio - audio.mean()).square().mean())),
+        clipped=_flat_tops(audio),
+        leading=first / sample_rate,
+        trailing=(len(audio) - last) / sample_rate,
+    )
+
+
+def trim_silence(audio: Tensor, sample_rate: int, top_db: float = 45.0, keep: float = 0.05) -> Tensor:
+    """(nw,) without the silence before and after the speech, of which `keep` seconds stay.
+
+    Silence is what lies more than `top_db` dB below the loudest 20 ms; a noisy recording is left as it is.
+    """
+    first, last = _speech_bounds(audio, sample_rate, top_db)
+    margin = round(keep * sample_rate)
+    return audio[max(0, first - margin) : last + margin]
+
+
+def match_loudness(audio: Tensor, target_dbfs: float = -23.0, max_peak: float = 0.99) -> Tensor:
+    """(nw,) brought to `target_dbfs` (root mean square), or as near as its peak allows; silence stays."""
+    peak, power = float(audio.abs().max()), float(audio.square().mean())
+    if power == 0:
+        return audio
+    return audio * min(10 ** (target_dbfs / 20) / power**0.5, max_peak / peak)
+
+
+def _decibel(power: float) -> float:
+    return 10 * math.log10(max(power, 1e-12))
+
+
+def _flat_tops(audio: Tensor) -> float:
+    limit = audio.abs().max()
+    if len(audio) < 3 or limit < 0.05:  # a few quantisation steps repeat by nature
+        return 0.0
+    top = (audio.abs() >= limit).float()
+    runs = top.unfold(0, 3, 1).amin(-1)  # 1 where three tops follow each other
+    spread = torch.nn.functional.conv1d(runs[None, None], torch.ones(1, 1, 3), padding=2)[0, 0]
+    return float((spread > 0).float().mean())
+
+
+def _speech_bounds(audio: Tensor, sample_rate: int, top_db: float) -> tuple[int, int]:
+    """First sample and one past the last sample of the frames within `top_db` of the loudest."""
+    frame = max(1, sample_rate // 50)  # 20 ms
+    if len(audio) < 2 * frame:
+        return 0, len(audio)
+    hop = max(1, frame // 2)
+    power = (audio - audio.mean()).square().unfold(0, frame, hop).mean(-1)
+    loud = (power > power.max() * 10 ** (-top_db / 10)).nonzero().flatten()
+    if len(loud) == 0:
+        return 0, len(audio)
+    end = len(audio) if int(loud[-1]) == len(power) - 1 else int(loud[-1]) * hop + frame
+    return int(loud[0]) * hop, end
+
+
+def mel_filterbank(mel: MelConfig = MelConfig()) -> Tensor:  # noqa: B008  (frozen)
+    """Triangular filters on the HTK mel scale, not normalised by area: (n_fft // 2 + 1, n_mels)."""
+    functional = import_torchaudio().functional
+    return functional.melscale_fbanks(
+        mel.n_fft // 2 + 1, 0.0, mel.sample_rate / 2, mel.n_mels, mel.sample_rate, norm=None, mel_scale="htk"
+    )
+
+
+def log_mel(audio: Tensor, mel: MelConfig = MelConfig()) -> Tensor:  # noqa: B008  (frozen)
+    """Log-mel spectrogram of Vocos and F5-TTS (vocos/feature_extractors.py, MelSpectrogramFeatures).
+
+    audio: (nw,) or (b, nw) float32 at mel.sample_rate, nw > n_fft // 2. Returns (n, d) or (b, n, d) float32:
+    the natural logarithm of magnitudes held at 1e-5, n = nw // hop_length + 1 frames. Equal to the bit to
+    torchaudio's MelSpectrogram. Raises UserError for audio that is too short to be reflected at its ends.
+    """
+    if audio.shape[-1] <= mel.n_fft // 2:
+        raise UserError(f"{audio.shape[-1]} samples make no spectrogram; it takes more than {mel.n_fft // 2}")
+    window = torch.hann_window(mel.win_length, device=audio.device)
+    sizes = mel.n_fft, mel.hop_length, mel.win_length
+    spectrum = torch.stft(audio, *sizes, window, pad_mode="reflect", return_complex=True)  # b n_freqs n
+    mels = torch.matmul(spectrum.abs().transpose(-1, -2), mel_filterbank(mel).to(audio.device))  # b n d
+    return mels.clamp(min=1e-5).log()

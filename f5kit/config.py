@@ -1,0 +1,202 @@
+"""What a model is and how it is trained: frozen dataclasses, and the published presets by name.
+
+Everything here is plain data. A config is written beside the weights it belongs to, because two published
+layouts (F5TTS_v1_Base and F5TTS_Base) have equal names and shapes and differ only in what is written here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields, replace
+
+from f5kit.errors import UserError
+
+BACKBONES = ("dit", "unett", "mmdit")
+OPTIMIZERS = ("adamw", "adamw8bit")
+PRECISIONS = ("fp32", "bf16", "fp16")
+CHECKPOINTING = ("none", "full")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise UserError(message)
+
+
+def _one_of(owner: str, name: str, value, choices) -> None:
+    _require(value in choices, f"{owner}.{name} is {value!r}; choose one of {', '.join(map(str, choices))}")
+
+
+@dataclass(frozen=True)
+class MelConfig:
+    """The log-mel spectrogram that model and vocoder agree on (F5-TTS paper, section 4: 100 bins at 24 kHz)."""
+
+    kind: str = "vocos"
+    """Which definition: "vocos" (HTK filterbank, centred frames, magnitude)."""
+    sample_rate: int = 24_000
+    """Hz."""
+    n_fft: int = 1024
+    """Samples in one Fourier transform."""
+    hop_length: int = 256
+    """Samples between two frames: 93.75 frames are one second."""
+    win_length: int = 1024
+    """Samples under the Hann window."""
+    n_mels: int = 100
+    """Bins."""
+
+    def __post_init__(self):
+        _one_of("MelConfig", "kind", self.kind, ("vocos",))
+
+    @property
+    def frames_per_second(self) -> float:
+        return self.sample_rate / self.hop_length
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The architecture of one CFM model, and the reading of text and mels that its weights were trained for."""
+
+    name: str
+    """The preset or the user's own name."""
+    backbone: str
+    """"dit" (F5-TTS), "unett" (E2 TTS) or "mmdit"."""
+    dim: int
+    """Width of the transformer."""
+    depth: int
+    """Number of blocks."""
+    heads: int
+    """Attention heads of `dim_head` channels each."""
+    ff_mult: float
+    """Feed-forward width as a multiple of `dim`."""
+    text_dim: int
+    """Width of the text embedding."""
+    conv_layers: int
+    """ConvNeXt V2 blocks over the text embedding."""
+    vocab_size: int = 2545
+    """Tokens in the vocabulary; the embedding has one row more, row 0, for filler."""
+    dim_head: int = 64
+    """Channels of one attention head."""
+    text_mask_padding: bool = True
+    """v1: filler positions of the text stay zero. v0: they are embedded like letters."""
+    average_upsampling: bool = False
+    """Spread the text evenly over the item's frames in place of leaving it at the start."""
+    pe_attn_head: int | None = None
+    """How many heads get rotary positions: None is all (v1), 1 is the first only (v0)."""
+    qk_norm: str | None = None
+    """None or "rms_norm": normalise queries and keys of each head."""
+    long_skip_connection: bool = False
+    """Join the input of the first block to the output of the last."""
+    dropout: float = 0.0
+    """In attention output and feed-forward. 0 for finetuning: then a resumed run is exact."""
+    tokenizer: str = "char"
+    """How normalised text becomes tokens."""
+    normaliser: str = "basic"
+    """How text is cleaned before it is tokenized."""
+    mel: MelConfig = field(default_factory=MelConfig)
+    """The mel definition."""
+    mel_mean: float = 0.0
+    """Subtracted from raw log-mels inside the model. Published models: 0."""
+    mel_std: float = 1.0
+    """Divides raw log-mels inside the model. Published models: 1."""
+
+    def __post_init__(self):
+        _one_of("ModelConfig", "backbone", self.backbone, BACKBONES)
+        _one_of("ModelConfig", "qk_norm", self.qk_norm, (None, "rms_norm"))
+        _require(self.mel_std > 0, f"ModelConfig.mel_std is {self.mel_std}; it divides the mel and must be above 0")
+        _require(
+            self.text_mask_padding or not self.average_upsampling,
+            "ModelConfig.average_upsampling needs text_mask_padding=True: it spreads the letters that are not filler",
+        )
+
+    def to_dict(self) -> dict:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict) -> ModelConfig:
+        """The config that `to_dict` wrote. Raises UserError for fields this version does not know."""
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(values) - known)
+        _require(not unknown, f"the model config has unknown fields {unknown}; it comes from a newer f5kit: update f5kit")
+        return cls(**{**values, "mel": MelConfig(**values.get("mel", {}))})
+
+    def replace(self, **changes) -> ModelConfig:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How one run trains. `plan_run` derives it from what users know; they seldom write one by hand."""
+
+    updates: int
+    """Optimizer updates in the whole run."""
+    learning_rate: float
+    """The peak of the schedule."""
+    warmup_updates: int
+    """Updates until the peak; a linear decay to 0 follows."""
+    update_frames: int
+    """Padded mel frames in one update."""
+    micro_frames: int
+    """Padded mel frames in one forward pass: changes memory and speed, never the result."""
+    ema_horizon: int
+    """Updates over which the running average of the weights forgets."""
+    evaluate_every: int
+    """Updates between two held-out losses."""
+    save_every: int
+    """Updates between two checkpoints."""
+    keep_checkpoints: int = 3
+    """How many checkpoints to keep, beside the best one."""
+    optimizer: str = "adamw"
+    """"adamw", or "adamw8bit" (bitsandbytes)."""
+    precision: str = "fp32"
+    """Autocast type of the forward pass; weights stay fp32."""
+    checkpointing: str = "none"
+    """"full" recomputes each block in the backward pass: far less memory, about a third more arithmetic."""
+    compile: bool = False
+    """torch.compile the backbone."""
+    weight_decay: float = 0.01
+    """Of AdamW."""
+    grad_clip: float = 1.0
+    """Largest norm of the gradient of one update."""
+    seed: int = 0
+    """Keys the data order and all randomness."""
+
+    def __post_init__(self):
+        _one_of("TrainConfig", "optimizer", self.optimizer, OPTIMIZERS)
+        _one_of("TrainConfig", "precision", self.precision, PRECISIONS)
+        _one_of("TrainConfig", "checkpointing", self.checkpointing, CHECKPOINTING)
+        for name in ("updates", "update_frames", "micro_frames", "ema_horizon", "evaluate_every", "save_every"):
+            value = getattr(self, name)
+            _require(value >= 1, f"TrainConfig.{name} is {value}; it must be at least 1")
+        _require(self.learning_rate > 0, f"TrainConfig.learning_rate is {self.learning_rate}; it must be above 0")
+        _require(
+            0 <= self.warmup_updates < self.updates or self.updates == 1,
+            f"TrainConfig.warmup_updates is {self.warmup_updates} of {self.updates} updates; keep it at a tenth or less",
+        )
+
+    def to_dict(self) -> dict:
+        """Plain values, ready for JSON."""
+        return asdict(self)
+
+
+_V1 = dict(backbone="dit", ff_mult=2, text_dim=512, conv_layers=4)
+_V0 = dict(**_V1, text_mask_padding=False, pe_attn_head=1)
+_E2 = dict(backbone="unett", ff_mult=4, text_dim=100, conv_layers=0, text_mask_padding=False, pe_attn_head=1)
+
+# The kit's own small models read printable ASCII, and mels scaled by the mean and deviation of levelled speech.
+_OWN = dict(backbone="dit", ff_mult=2, vocab_size=95, average_upsampling=True, qk_norm="rms_norm",
+            mel_mean=-4.0, mel_std=2.5)  # fmt: skip
+
+PRESETS: dict[str, ModelConfig] = {
+    config.name: config
+    for config in (
+        ModelConfig("tiny", dim=64, depth=2, heads=2, dim_head=32, text_dim=32, conv_layers=1, **_OWN),
+        ModelConfig("starter", dim=256, depth=6, heads=4, text_dim=128, conv_layers=4, **_OWN),
+        ModelConfig("F5TTS_v1_Base", dim=1024, depth=22, heads=16, **_V1),
+        ModelConfig("F5TTS_Base", dim=1024, depth=22, heads=16, **_V0),
+        ModelConfig("F5TTS_v1_Small", dim=768, depth=18, heads=12, **_V1),
+        ModelConfig("F5TTS_Small", dim=768, depth=18, heads=12, **_V0),
+        ModelConfig("E2TTS_Base", dim=1024, depth=24, heads=16, **_E2),
+        ModelConfig("E2TTS_Small", dim=768, depth=20, heads=12, **_E2),
+    )
+}
+

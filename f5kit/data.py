@@ -1,0 +1,276 @@
+"""A prepared dataset folder: its manifest, its mel cache, and the batches that travel to the loss.
+
+The folder (written by `prepare.py`):
+
+    dataset.json     name, source and its hash, seconds, mel definition
+    manifest.jsonl   one row for every clip that was seen, the rejected ones too
+    clips/*.flac     24 kHz mono
+    report.json, report.png
+    features/        log-mels, fp32, made when they are first needed
+
+Mel is (n, d) or (b, n, d): frames, then bins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from f5kit.audio import log_mel, read_audio
+from f5kit.config import MelConfig
+from f5kit.errors import UserError
+from f5kit.text import Tokenizer
+from f5kit.weights import TensorFile, sync, write_tensors
+
+_CLIPS_IN_A_SHARD = 256
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One usable recording with its transcript."""
+
+    id: str
+    audio: str
+    """Path below the dataset folder."""
+    text: str
+    seconds: float
+    frames: int
+    split: str
+    """"train" or "heldout"."""
+
+
+@dataclass
+class Batch:
+    """What travels from data to loss. Shapes: b items, n frames, nt tokens."""
+
+    mel: Tensor
+    """b n d, raw log-mel, fp32; 0 behind an item's end."""
+    lens: Tensor
+    """b, frames of each item."""
+    text: Tensor
+    """b nt, int64, -1 behind an item's end."""
+    text_lens: Tensor
+    """b, tokens of each item."""
+    clip_ids: list[str]
+    step: int
+    """Which batch of the run this is part of; with `positions` it keys the randomness."""
+    positions: Tensor
+    """b, each clip's place in the whole batch of that step."""
+
+    @property
+    def mask(self) -> Tensor | None:
+        """b n, true on an item's own frames; None when all fill the batch. Ask on the CPU: on a GPU this waits."""
+        n = self.mel.shape[1]
+        if bool((self.lens == n).all()):
+            return None
+        return torch.arange(n, device=self.lens.device)[None] < self.lens[:, None]
+
+
+def collate(mels: Sequence[Tensor], texts: Sequence[Sequence[int]], clip_ids, step: int, positions) -> Batch:
+    """Pad mels (n, d) and token lists to one batch."""
+    return Batch(
+        mel=torch.nn.utils.rnn.pad_sequence(list(mels), batch_first=True),
+        lens=torch.tensor([len(m) for m in mels]),
+        text=torch.nn.utils.rnn.pad_sequence(
+            [torch.tensor(t, dtype=torch.long) for t in texts], batch_first=True, padding_value=-1
+        ),
+        text_lens=torch.tensor([len(t) for t in texts]),
+        clip_ids=list(clip_ids),
+        step=step,
+        positions=torch.tensor(list(positions)),
+    )
+
+
+def to_device(value, device):
+    """A copy of a dataclass of tensors with every tensor on `device`."""
+    moved = {f.name: getattr(value, f.name) for f in fields(value)}
+    return replace(value, **{k: v.to(device, non_blocking=True) for k, v in moved.items() if torch.is_tensor(v)})
+
+
+class Dataset:
+    """A prepared dataset folder, opened by `load_dataset`."""
+
+    def __init__(self, folder: Path, info: dict, clips: list[Clip], manifest_hash: str):
+        self.folder, self.info, self.clips, self.manifest_hash = folder, info, clips, manifest_hash
+        self.name = info["name"]
+        self.mel_config = MelConfig(**info["mel"])
+
+    @property
+    def train(self) -> list[Clip]:
+        return [clip for clip in self.clips if clip.split == "train"]
+
+    @property
+    def heldout(self) -> list[Clip]:
+        """Clips that no training step sees."""
+        return [clip for clip in self.clips if clip.split == "heldout"]
+
+    @property
+    def seconds(self) -> float:
+        return sum(clip.seconds for clip in self.clips)
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.name}: {len(self.train)} clips to train on and {len(self.heldout)} held out, "
+            f"{self.seconds / 60:.1f} minutes ({self.folder})"
+        )
+
+    def path(self, clip: Clip) -> Path:
+        """The clip's audio file."""
+        return self.folder / clip.audio
+
+    @cached_property
+    def report(self) -> dict:
+        """What preparation found, from report.json."""
+        return json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
+
+    def rows(self) -> list[dict]:
+        """Every row of the manifest, the rejected ones too."""
+        return _read_rows(self.folder / "manifest.jsonl")
+
+    @cached_property
+    def _shards(self) -> tuple[list[str], list[TensorFile]]:
+        shards = [TensorFile(path) for path in sorted(self._cache_mels().glob("*.safetensors"))]
+        return [min(shard.keys()) for shard in shards], shards
+
+    def mel(self, clip: Clip) -> Tensor:
+        """Log-mel of a clip, (frames, bins), from the cache; the first call makes the cache."""
+        first, shards = self._shards
+        return shards[bisect_right(first, clip.id) - 1][clip.id]
+
+    def _cache_mels(self) -> Path:
+        """The folder of mel shards: made once for this manifest, under a temporary name, and renamed when whole."""
+        folder = self.folder / "features" / self.manifest_hash[:16]
+        if folder.is_dir():
+            return folder
+        from tqdm.auto import tqdm
+
+        partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        clips = sorted(self.clips, key=lambda clip: clip.id)
+        progress = tqdm(total=len(clips), desc="mels", unit="clip", disable=len(clips) < 500)
+        for start in range(0, len(clips), _CLIPS_IN_A_SHARD):
+            shard = {}
+            for clip in clips[start : start + _CLIPS_IN_A_SHARD]:
+                audio = read_audio(self.path(clip), self.mel_config.sample_rate)
+                shard[clip.id] = log_mel(audio, self.mel_config)
+                progress.update()
+            write_tensors(partial / f"{start:06d}.safetensors", shard)
+        progress.close()
+        sync(partial)
+        os.replace(partial, folder)
+        return folder
+
+    def batch(self, clips: Sequence[Clip], tokenizer: Tokenizer, step: int = 0, positions=None) -> Batch:
+        """The clips as one padded batch."""
+        positions = range(len(clips)) if positions is None else positions
+        return collate(
+            [self.mel(clip) for clip in clips],
+            [tokenizer.encode(clip.text) for clip in clips],
+            [clip.id for clip in clips],
+            step,
+            positions,
+        )
+
+
+def _read_rows(path: Path) -> list[dict]:
+    rows = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            raise UserError(f"{path} line {number} is not JSON: prepare the dataset again") from None
+    return rows
+
+
+def load_dataset(folder: str | Path) -> Dataset:
+    """Open a folder that `prepare_dataset` made.
+
+    Raises UserError, naming the file, when the folder or a clip's audio is missing or the manifest is damaged.
+    """
+    folder = Path(folder)
+    for name in ("dataset.json", "manifest.jsonl"):
+        if not (folder / name).is_file():
+            raise UserError(
+                f"{folder} is no prepared dataset: it has no {name}; run notebook 01_prepare_data or prepare_dataset first"
+            )
+    info = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
+    names = [f.name for f in fields(Clip)]
+    rows = [row for row in _read_rows(folder / "manifest.jsonl") if row["status"] != "rejected"]
+    clips = [Clip(**{name: row[name] for name in names}) for row in rows]
+    for clip in clips:
+        if not (folder / clip.audio).is_file():
+            raise UserError(f"{folder / 'manifest.jsonl'} names {clip.audio}, which is not there: prepare the dataset again")
+    manifest_hash = hashlib.sha256((folder / "manifest.jsonl").read_bytes()).hexdigest()
+    return Dataset(folder, info, clips, manifest_hash)
+
+
+def group(order: Sequence[int], frames: Sequence[int], budget: int) -> list[list[int]]:
+    """Cut `order` into consecutive groups whose padded frames (count times longest) stay within `budget`.
+
+    A clip longer than the budget stands alone: it is never dropped.
+    """
+    groups: list[list[int]] = []
+    longest = 0
+    for i in order:
+        longest = max(longest, frames[i])
+        if groups and (len(groups[-1]) + 1) * longest <= budget:
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+            longest = frames[i]
+    return groups
+
+
+def padding(groups: Sequence[Sequence[int]], frames: Sequence[int]) -> float:
+    """Padded frames over real frames."""
+    padded = sum(len(g) * max(frames[i] for i in g) for g in groups)
+    return padded / sum(frames[i] for g in groups for i in g)
+
+
+def epoch_batches(frames: Sequence[int], budget: int, seed: int, epoch: int) -> list[list[int]]:
+    """One epoch: every clip once, in batches of near-equal lengths, composed afresh and shuffled.
+
+    Clips are sorted by a jittered length, with as much jitter as keeps the padding within 1 % of an exact sort. The
+    order depends on the seed and the epoch alone.
+    """
+    rng = random.Random(f"{seed}/{epoch}")
+    noise = [rng.uniform(-1, 1) for _ in frames]
+    exact = padding(group(sorted(range(len(frames)), key=lambda i: -frames[i]), frames, budget), frames)
+    for jitter in (0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.0):
+        order = sorted(range(len(frames)), key=lambda i: (-frames[i] * (1 + jitter * noise[i]), noise[i]))
+        groups = group(order, frames, budget)
+        if padding(groups, frames) <= exact + 0.01:
+            break
+    rng.shuffle(groups)
+    return groups
+
+
+def batches(frames: Sequence[int], budget: int, seed: int, first: int = 0) -> Iterator[tuple[int, list[int]]]:
+    """(step, indices of clips) for ever, from step `first`; what a step holds does not depend on `first`."""
+    step = 0
+    epoch = 0
+    while True:
+        for members in epoch_batches(frames, budget, seed, epoch):
+            if step >= first:
+                yield step, members
+            step += 1
+        epoch += 1
+
+
+def micro_batches(members: Sequence[int], frames: Sequence[int], budget: int) -> list[list[int]]:
+    """Positions in `members`, cut by length into forward passes of at most `budget` padded frames."""
+    lengths = [frames[i] for i in members]
+    return group(sorted(range(len(members)), key=lambda p: -lengths[p]), lengths, budget)
+

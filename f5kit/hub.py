@@ -1,0 +1,268 @@
+"""Publishing a voice: an export folder with a model card, a private push to the Hugging Face Hub, a check by ear.
+
+    runs/my_voice/export/
+      model.safetensors  config.json  vocab.txt    the weights alone, and what they mean
+      reference.wav  reference.txt                 the recording the voice continues, and its words
+      samples/                                     sounds it made
+      export.json                                  the run's own figures: all that the card states
+      README.md                                    the model card
+
+Nothing but these files is ever pushed, and nothing is pushed unless it is asked for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from f5kit.audio import read_audio, write_audio
+from f5kit.card import check_licence, model_card, run_figures
+from f5kit.checkpoint import RunFolder, export_model, load_model
+from f5kit.errors import UserError
+from f5kit.host import secret
+from f5kit.inference import Speech, Voice, find_reference
+from f5kit.weights import read_tensors, write_json
+
+FILES = ("model.safetensors", "config.json", "vocab.txt", "reference.wav", "reference.txt", "export.json")
+FILES += ("README.md", "samples/*.wav")
+SAME_VOICE = 0.1  # two log-mels that differ less, on average, are one but for rounding
+_DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class PublishResult:
+    """What `publish` did."""
+
+    folder: Path
+    """The export."""
+    url: str | None
+    """Where it stands now; None when nothing was pushed."""
+    files: dict[str, int]
+    """What is, or would be, pushed, with sizes in bytes."""
+    dry_run: bool
+    """Nothing was pushed."""
+    why: str
+    """In a sentence."""
+
+    def __str__(self) -> str:
+        return f"{len(self.files)} files, {sum(self.files.values()) / 1e6:.1f} MB in {self.folder}; {self.why}"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify_export` heard."""
+
+    ok: bool
+    speech: Speech
+    distance: float | None
+    """Mean distance of its log-mel to the original voice's; None where there is none to compare."""
+    why: str
+
+    def __str__(self) -> str:
+        return f"{'passed' if self.ok else 'FAILED'}: {self.why}"
+
+
+def build_export(
+    run: str | Path | RunFolder,
+    folder: str | Path,
+    *,
+    language: str | Sequence[str],
+    consent: str,
+    samples: Sequence[Speech | str | Path] = (),
+    weights: str | None = None,
+    licence: str | None = None,
+    reference: tuple[str | Path, str] | None = None,
+    repo_id: str | None = None,
+    precision: str = "fp16",
+) -> Path:
+    """Write the export of a run's chosen checkpoint; returns `folder`, which appears whole, by one rename.
+
+    language: codes like "en". consent: who is speaking, and what they have agreed to. samples: what `Voice.speak`
+    gave, or sound files. weights: "ema" or "raw", by default the run's choice. licence: by default the base
+    model's. reference: a recording and its words, by default the most typical clip. repo_id: "you/voice".
+    Raises UserError for an empty consent, a damaged checkpoint, or a licence that the base model forbids.
+    """
+    run, folder = run if isinstance(run, RunFolder) else RunFolder(run), Path(folder)
+    if not consent.strip():
+        raise UserError("consent is empty: say in a sentence who is speaking and what they have agreed to")
+    if precision not in _DTYPES:
+        raise UserError(f"precision is {precision!r}; choose one of {', '.join(_DTYPES)}")
+    if folder.exists() and not (folder / "export.json").is_file():
+        raise UserError(f"{folder} is there and is no export: name another folder, or remove it")
+    weights = weights or (run.best or {}).get("weights") or "ema"
+    facts = run_figures(run, weights)
+    facts["licence"] = check_licence(facts["base"], facts.pop("base_licence"), licence)
+    facts["language"] = [language] if isinstance(language, str) else list(language)
+    facts |= {"consent": consent.strip(), "precision": precision}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))
+    try:
+        facts["parameters"] = _write_model(load_model(run.path, weights=weights), partial, precision)
+        facts["reference"] = _write_reference(partial, *(reference or find_reference(run.path)))
+        facts["samples"] = [_write_sample(partial, i, sample) for i, sample in enumerate(samples, 1)]
+        write_json(partial / "export.json", facts)
+        (partial / "README.md").write_text(model_card(facts, repo_id), encoding="utf-8")
+        partial.chmod(0o755)  # mkdtemp shuts other users out
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def publish(
+    source: str | Path | RunFolder,
+    repo_id: str | None = None,
+    *,
+    card: dict | None = None,
+    folder: str | Path | None = None,
+    token: str | None = None,
+    private: bool = True,
+    dry_run: bool = True,
+) -> PublishResult:
+    """Push a voice to the Hub: a run (exported first, to its export/ or `folder`) or a folder of `build_export`.
+
+    card: the keywords of `build_export` for a run, {"language": "en", "consent": "..."} at least. The token is
+    the secret HF_TOKEN or that of a login on this machine; without one, or with `dry_run`, nothing leaves the
+    machine. Raises UserError when the Hub refuses, and when a private push would land in a public repository.
+    """
+    path = source.path if isinstance(source, RunFolder) else Path(source)
+    if (path / "export.json").is_file():
+        if card:
+            raise UserError(f"{path} has its model card already: edit its README.md, or publish the run with card=...")
+        _name_repository(path, repo_id)
+    else:
+        needed, known = {"language", "consent"}, set(inspect.signature(build_export).parameters) - {"run", "folder"}
+        card = {"repo_id": repo_id, **(card or {})}
+        if not needed <= card.keys() <= known:
+            raise UserError(f"card has {sorted(card)}; it needs {sorted(needed)} and can have {sorted(known)}")
+        path = build_export(path, folder or path / "export", **card)
+    files = {file.relative_to(path).as_posix(): file.stat().st_size for name in FILES for file in path.glob(name)}
+    if dry_run:
+        return PublishResult(path, None, files, True, "dry run, nothing was pushed")
+    if not repo_id:
+        raise UserError("publishing needs a repository: name it, as in repo_id='you/my-voice'")
+    token = token or _find_token()
+    if not token:
+        return PublishResult(path, None, files, True, "no HF_TOKEN was found, nothing was pushed")
+    url = _push(path, files, repo_id, token, private)
+    return PublishResult(path, url, files, False, f"pushed to {url}, {'private' if private else 'public'}")
+
+
+def verify_export(
+    source: str | Path, text: str, original: Voice | None = None, *, steps: int = 16, seed: int = 0, token=None
+) -> Verification:
+    """Load an export folder, or a repository of the Hub by name, afresh and let it speak.
+
+    It passes when the sound is finite and not silent and, with `original`, when both say the text alike: the
+    same length, and log-mels that differ by rounding alone. Raises UserError when it cannot be had or loaded.
+    """
+    folder = Path(source) if Path(source).is_dir() else _download(str(source), token)
+    device = original.model.device.type if original else None
+    voice = Voice.load(folder, vocoder=original.vocoder if original else "auto", device=device)
+    voice.precision = original.precision if original else voice.precision
+    speech = voice.speak(text, steps=steps, seed=seed, progress=False)
+    if not speech.audio.isfinite().all() or speech.audio.abs().max() < 1e-4:
+        return Verification(False, speech, None, f"{source} is silent or not finite: export it with precision='fp32'")
+    if original is None:
+        return Verification(True, speech, None, f"{source} loads and speaks; it was compared with nothing")
+    expected = original.speak(text, steps=steps, seed=seed, progress=False)
+    if expected.mel.shape != speech.mel.shape:
+        lengths = f"{len(speech.mel)} frames, the original {len(expected.mel)}"
+        return Verification(False, speech, None, f"{source} says it in {lengths}: its reference is another one")
+    distance = (expected.mel - speech.mel).abs().mean().item()
+    told = f"its log-mel is {distance:.4f} from the original's, where {SAME_VOICE} is allowed"
+    return Verification(distance < SAME_VOICE, speech, distance, told)
+
+
+# ---- the export
+
+
+def _write_model(model, folder: Path, precision: str) -> int:
+    """Returns the number of parameters."""
+    file = export_model(model, folder, _DTYPES[precision]) / "model.safetensors"
+    if not all(tensor.isfinite().all() for tensor in read_tensors(file).values()):
+        raise UserError(f"{model.origin} has weights that {precision} cannot hold: export with precision='fp32'")
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _write_reference(folder: Path, audio: str | Path, words: str) -> str:
+    write_audio(folder / "reference.wav", read_audio(audio))
+    (folder / "reference.txt").write_text(words.strip() + "\n", encoding="utf-8")
+    return words.strip()
+
+
+def _write_sample(folder: Path, number: int, sample: Speech | str | Path) -> dict:
+    (folder / "samples").mkdir(exist_ok=True)
+    name = f"samples/{number:02d}.wav"
+    if isinstance(sample, Speech):
+        sample.save(folder / name)
+        return {"file": name, "text": sample.text, "seed": sample.seed}
+    write_audio(folder / name, read_audio(sample))
+    return {"file": name}
+
+
+def _name_repository(folder: Path, repo_id: str | None) -> None:
+    """Let a card that nobody has edited name the repository it goes to."""
+    facts = json.loads((folder / "export.json").read_text(encoding="utf-8"))
+    if repo_id and (folder / "README.md").read_text(encoding="utf-8") == model_card(facts):
+        (folder / "README.md").write_text(model_card(facts, repo_id), encoding="utf-8")
+
+
+# ---- the Hub
+
+
+def _find_token() -> str | None:
+    from huggingface_hub import get_token
+
+    return secret("HF_TOKEN") or get_token()
+
+
+def _push(folder: Path, files: dict[str, int], repo_id: str, token: str, private: bool) -> str:
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=token)
+    with _hub_errors(f"the Hub did not take {repo_id}", f"the export is whole in {folder}: run this again"):
+        url = api.create_repo(repo_id, private=private, exist_ok=True)
+        # `exist_ok` also accepts a repository that is there and public.
+        if private and not api.model_info(repo_id).private:
+            raise UserError(f"{repo_id} is a public repository: make it private, name another, or say private=False")
+        api.upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=list(FILES), commit_message="The voice")
+        missing = sorted(files.keys() - set(api.list_repo_files(repo_id)))
+        if missing:
+            raise UserError(f"{repo_id} lacks {missing[0]} after the push: run this again")
+    return str(url)
+
+
+def _download(repo_id: str, token: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+
+    if repo_id.count("/") != 1:
+        raise UserError(f"there is no export {repo_id}: name a folder, or a repository as in 'you/my-voice'")
+    with _hub_errors(f"the Hub did not give {repo_id}", "check its name, the token and the connection"):
+        return Path(snapshot_download(repo_id, token=token or _find_token(), allow_patterns=list(FILES)))
+
+
+@contextmanager
+def _hub_errors(trouble: str, remedy: str) -> Iterator[None]:
+    """Errors of the Hub and the way to it as one sentence, without their text: it can quote what was sent."""
+    try:
+        yield
+    except Exception as error:
+        # By the package's name, because huggingface_hub has changed the library it speaks HTTP with.
+        if not type(error).__module__.startswith(("huggingface_hub", "httpx", "httpcore", "requests")):
+            raise
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403):
+            remedy = f"give a token that may do this (secret HF_TOKEN); {remedy}"
+        what = f"{type(error).__name__} {status}" if status else type(error).__name__
+        raise UserError(f"{trouble} ({what}): {remedy}") from None

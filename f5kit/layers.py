@@ -1,0 +1,258 @@
+"""The blocks that the backbones are made of. Attribute names are upstream's, so that published weights load as they are.
+
+    b  items in the batch        n   mel frames            d   channels
+    h  attention heads           nt  text tokens           dt  channels of the text embedding
+
+`mask` (b n) is true on an item's own frames, or None when every item fills all n frames. Each block lets an item see
+its own frames only, so that an item comes out the same alone and in any batch.
+
+Reference for the arithmetic: F5-TTS, src/f5_tts/model/modules.py and backbones/dit.py (v1.1.20).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def zero_outside(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x (b n d) with the frames that are not an item's own set to 0."""
+    return x if mask is None else x.masked_fill(~mask[..., None], 0.0)
+
+
+def frequencies(dim: int, device: torch.device | None = None) -> Tensor:
+    """10000^(-2i/dim) for each pair of channels: (dim / 2), fp32."""
+    return 1.0 / 10_000 ** (torch.arange(0, dim, 2, device=device).float() / dim)
+
+
+def angles(n: int, dim: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Position times frequency: (n, dim / 2). Never in half precision, where frame 2048 errs by 0.8 radian."""
+    return torch.arange(n, device=device).to(dtype)[:, None] * frequencies(dim, device).to(dtype)
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotary positions (RoFormer), as cosines and sines for interleaved channel pairs.
+
+    `inv_freq` is part of the published layout; the angles are computed afresh in fp32, whatever type the model was
+    cast to.
+    """
+
+    def __init__(self, dim_head: int):
+        super().__init__()
+        self.dim_head = dim_head
+        self.register_buffer("inv_freq", frequencies(dim_head))
+
+    def forward(self, n: int) -> tuple[Tensor, Tensor]:
+        wide = torch.promote_types(self.inv_freq.dtype, torch.float32)  # fp64 stays fp64
+        theta = angles(n, self.dim_head, self.inv_freq.device, wide)  # n d/2
+        return theta.cos(), theta.sin()
+
+
+def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn each pair of channels of x (b h n d) by its position's angle."""
+    cos, sin = rope
+    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)  # b h n d/2 each
+    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
+    return turned.flatten(-2).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Self-attention over an item's own frames. `pe_attn_head` is how many heads get positions (None: all)."""
+
+    def __init__(self, dim: int, heads: int, dim_head: int, dropout: float, qk_norm: str | None, pe_attn_head: int | None):
+        super().__init__()
+        self.heads, self.pe_attn_head = heads, pe_attn_head
+        self.to_q = nn.Linear(dim, heads * dim_head)
+        self.to_k = nn.Linear(dim, heads * dim_head)
+        self.to_v = nn.Linear(dim, heads * dim_head)
+        self.q_norm = nn.RMSNorm(dim_head, eps=1e-6) if qk_norm else None
+        self.k_norm = nn.RMSNorm(dim_head, eps=1e-6) if qk_norm else None
+        self.to_out = nn.ModuleList([nn.Linear(heads * dim_head, dim), nn.Dropout(dropout)])
+
+    def forward(self, x: Tensor, mask: Tensor | None, rope: tuple[Tensor, Tensor]) -> Tensor:
+        q, k, v = (to(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for to in (self.to_q, self.to_k, self.to_v))
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self._position(q, rope), self._position(k, rope)  # b h n d
+        keys = None if mask is None else mask[:, None, None, :]  # b 1 1 n
+        x = F.scaled_dot_product_attention(q, k, v.to(q.dtype), attn_mask=keys)
+        x = x.transpose(1, 2).flatten(-2)  # b n h*d
+        for layer in self.to_out:
+            x = layer(x)
+        return x
+
+    def _position(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        if self.pe_attn_head is None:
+            return rotate(x, rope)
+        p = self.pe_attn_head
+        return torch.cat((rotate(x[:, :p], rope), x[:, p:]), dim=1)
+
+
+class FeedForward(nn.Module):
+    """Linear, GELU (tanh form), linear."""
+
+    def __init__(self, dim: int, mult: float, dropout: float):
+        super().__init__()
+        inner = int(dim * mult)
+        self.ff = nn.Sequential(
+            nn.Sequential(nn.Linear(dim, inner), nn.GELU(approximate="tanh")), nn.Dropout(dropout), nn.Linear(inner, dim)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ff(x)
+
+
+class AdaLayerNorm(nn.Module):
+    """Layer norm whose shift, scale and gate come from the time embedding (DiT, adaLN-Zero).
+
+    Returns the modulated x for attention, the gate of attention, and shift, scale and gate of the feed-forward.
+    """
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.linear = nn.Linear(dim, dim * 6)
+        self.norm = nn.LayerNorm(dim, elementwise_affine=False, eps=1e-6)
+
+    def forward(self, x: Tensor, t: Tensor) -> tuple[Tensor, ...]:
+        shift, scale, gate, *feed_forward = self.linear(F.silu(t))[:, None].chunk(6, dim=-1)  # b 1 d each
+        return self.norm(x) * (1 + scale) + shift, gate, *feed_forward
+
+
+class AdaLayerNorm_Final(nn.Module):
+    """The last norm: scale and shift only, and in this order, unlike in the blocks."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.linear = nn.Linear(dim, dim * 2)
+        self.norm = nn.LayerNorm(dim, elementwise_affine=False, eps=1e-6)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        scale, shift = self.linear(F.silu(t))[:, None].chunk(2, dim=-1)
+        return self.norm(x) * (1 + scale) + shift
+
+
+class TimestepEmbedding(nn.Module):
+    """Flow time (b) in [0, 1] to channels (b d): sines and cosines of 1000 t, then two linear layers."""
+
+    def __init__(self, dim: int, freq_dim: int = 256):
+        super().__init__()
+        self.freq_dim = freq_dim
+        self.time_mlp = nn.Sequential(nn.Linear(freq_dim, dim), nn.SiLU(), nn.Linear(dim, dim))
+
+    def forward(self, time: Tensor) -> Tensor:
+        half = self.freq_dim // 2
+        frequencies = torch.exp(torch.arange(half, device=time.device).float() * -(math.log(10_000) / (half - 1)))
+        theta = 1000 * time[:, None] * frequencies
+        return self.time_mlp(torch.cat((theta.sin(), theta.cos()), dim=-1).to(self.time_mlp[0].weight.dtype))
+
+
+class ConvPositionEmbedding(nn.Module):
+    """Relative positions from two grouped convolutions of 31 frames, each with Mish."""
+
+    def __init__(self, dim: int, kernel_size: int = 31, groups: int = 16):
+        super().__init__()
+        convolution = dict(kernel_size=kernel_size, groups=groups, padding=kernel_size // 2)
+        self.conv1d = nn.Sequential(
+            nn.Conv1d(dim, dim, **convolution), nn.Mish(), nn.Conv1d(dim, dim, **convolution), nn.Mish()
+        )
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        first, mish, second, _ = self.conv1d
+        x = first(zero_outside(x, mask).mT)  # b d n
+        x = second(zero_outside(mish(x).mT, mask).mT)
+        return mish(x).mT
+
+
+class InputEmbedding(nn.Module):
+    """The noisy mel, the mel it is conditioned on and the text, side by side, projected to the model's width."""
+
+    def __init__(self, mel_dim: int, text_dim: int, dim: int):
+        super().__init__()
+        self.proj = nn.Linear(mel_dim * 2 + text_dim, dim)
+        self.conv_pos_embed = ConvPositionEmbedding(dim)
+
+    def forward(self, x: Tensor, cond: Tensor, text: Tensor, mask: Tensor | None) -> Tensor:
+        x = self.proj(torch.cat((x, cond, text), dim=-1))
+        return self.conv_pos_embed(x, mask) + x
+
+
+class GRN(nn.Module):
+    """Global response normalisation over an item's own frames (ConvNeXt V2)."""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.gamma = nn.Parameter(torch.zeros(1, 1, dim))
+        self.beta = nn.Parameter(torch.zeros(1, 1, dim))
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)  # a sum of squares over frames overflows fp16
+        energy = torch.linalg.vector_norm(zero_outside(x, mask), dim=1, keepdim=True, dtype=wide)  # b 1 d
+        response = (energy / (energy.mean(dim=-1, keepdim=True) + 1e-6)).to(x.dtype)
+        return self.gamma * (x * response) + self.beta + x
+
+
+class ConvNeXtV2Block(nn.Module):
+    """Depthwise convolution of 7 positions and a gated pointwise network, with a residual."""
+
+    def __init__(self, dim: int, inner: int):
+        super().__init__()
+        self.dwconv = nn.Conv1d(dim, dim, kernel_size=7, padding=3, groups=dim)
+        self.norm = nn.LayerNorm(dim, eps=1e-6)
+        self.pwconv1 = nn.Linear(dim, inner)
+        self.grn = GRN(inner)
+        self.pwconv2 = nn.Linear(inner, dim)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        h = self.norm(self.dwconv(x.mT).mT)
+        h = self.grn(F.gelu(self.pwconv1(h)), mask)
+        return x + self.pwconv2(h)
+
+
+class TextEmbedding(nn.Module):
+    """Tokens (b nt), -1 where there is none, to one text vector for each mel frame (b n dt).
+
+    The text stands at the start of the frames and filler (row 0) behind it; the model itself learns which frames say
+    which letter. `mask_padding` (v1) keeps filler at zero; v0 embeds it like a letter. `average_upsampling` spreads the
+    letters evenly over the item's frames instead (ZipVoice).
+    """
+
+    def __init__(self, vocab_size: int, dim: int, conv_layers: int, mask_padding: bool, average_upsampling: bool):
+        super().__init__()
+        self.mask_padding, self.average_upsampling = mask_padding, average_upsampling
+        self.text_embed = nn.Embedding(vocab_size + 1, dim)
+        if conv_layers:
+            self.text_blocks = nn.ModuleList(ConvNeXtV2Block(dim, dim * 2) for _ in range(conv_layers))
+
+    def forward(self, text: Tensor, n: int, mask: Tensor | None, drop: Tensor | None) -> Tensor:
+        tokens = F.pad(text[:, :n] + 1, (0, max(n - text.shape[1], 0)))  # b n, 0 is filler
+        if mask is not None:
+            tokens = tokens.masked_fill(~mask, 0)
+        letters = tokens != 0  # taken before the drop: v1 without text still knows how long the text was
+        if drop is not None:
+            tokens = tokens.masked_fill(drop[:, None], 0)
+        x = zero_outside(self.text_embed(tokens), mask)  # b n dt
+        if hasattr(self, "text_blocks"):
+            theta = angles(n, x.shape[-1], x.device)
+            x = x + torch.cat((theta.cos(), theta.sin()), dim=-1).to(x.dtype)
+            keep = letters if self.mask_padding else mask
+            x = zero_outside(x, keep)
+            for block in self.text_blocks:
+                x = zero_outside(block(x, mask), keep)
+        return spread(x, letters, mask) if self.average_upsampling else x
+
+
+def spread(x: Tensor, letters: Tensor, mask: Tensor | None) -> Tensor:
+    """Repeat the letters' vectors of x (b n dt) evenly over the item's frames; what is left over goes to the last ones."""
+    b, n, _ = x.shape
+    frame = torch.arange(n, device=x.device)[None]  # 1 n
+    length = letters.sum(1, keepdim=True).clamp(min=1)  # b 1
+    frames = torch.full((b, 1), n, device=x.device) if mask is None else mask.sum(1, keepdim=True)
+    each = (frames // length).clamp(min=1)  # frames of each letter, one more for the last `frames % length` letters
+    short = (length - frames % length).clamp(min=0)
+    letter = torch.where(frame < short * each, frame // each, short + (frame - short * each) // (each + 1))
+    letter = letter.clamp(max=n - 1)[..., None].expand_as(x)
+    x = zero_outside(x.gather(1, letter), mask)
+    return x.masked_fill(~letters.any(1)[:, None, None], 0.0)

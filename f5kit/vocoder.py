@@ -1,0 +1,256 @@
+"""Mel to waveform: Vocos (Siuzdak 2023, arXiv 2306.00814) where its weights can be had, else Griffin-Lim.
+
+    b  items    n  mel frames    d  mel bins    f  Fourier bins    nw  samples
+
+Both take raw natural-log mels, as `audio.log_mel` makes them, and return float32 samples. n frames give
+(n - 1) * hop_length samples, because frames are centred: the first stands on the first sample.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from f5kit.audio import import_torchaudio, mel_filterbank
+from f5kit.config import MelConfig
+from f5kit.errors import UserError
+from f5kit.weights import convert_pickle, download, read_tensors
+
+VOCOS_REPOSITORY = "charactr/vocos-mel-24khz"
+CONFIGS = ("config.yaml", "config.json")
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_MEL_CLASS = "vocos.feature_extractors.MelSpectrogramFeatures"
+_MEL_DEFAULTS = {"sample_rate": 24_000, "n_fft": 1024, "hop_length": 256, "n_mels": 100, "padding": "center"}
+_BACKBONE_CLASS, _HEAD_CLASS = "vocos.models.VocosBackbone", "vocos.heads.ISTFTHead"
+_HUB_PATIENCE = 3.0  # seconds to wait for the Hub's first answer, when Griffin-Lim could speak at once
+
+
+class Vocoder(nn.Module):
+    """What every vocoder can do. Subclasses fill in `_synthesise`."""
+
+    name: str
+    """As `load_vocoder` knows it."""
+    why: str = "asked for"
+    """Why this one was chosen."""
+
+    def __init__(self, mel: MelConfig):
+        super().__init__()
+        self.mel_config = mel
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.why}"
+
+    @torch.no_grad()
+    def decode(self, mel: Tensor) -> Tensor:
+        """Raw log-mel (n, d) or (b, n, d) to samples (nw,) or (b, nw), float32, on the mel's device.
+
+        Raises ValueError for another shape. All items of a batch must be as long as the batch.
+        """
+        if mel.ndim not in (2, 3) or mel.shape[-1] != self.mel_config.n_mels or mel.shape[-2] < 1:
+            expected = f"(n, {self.mel_config.n_mels}) or (b, n, {self.mel_config.n_mels})"
+            raise ValueError(f"a mel of shape {tuple(mel.shape)} cannot be decoded; expected {expected}")
+        device, n = mel.device, mel.shape[-2]
+        batch = mel.to(next(self.buffers()).device, torch.float32).reshape(-1, *mel.shape[-2:])  # b n d
+        enough = self.mel_config.n_fft // self.mel_config.hop_length + 1
+        if n < enough:  # a Fourier transform does not fit into fewer: lengthen, and cut the sound again
+            batch = torch.cat([batch, batch[:, -1:].expand(-1, enough - n, -1)], dim=1)
+        audio = self._synthesise(batch)[:, : (n - 1) * self.mel_config.hop_length]  # b nw
+        return audio.reshape(*mel.shape[:-2], -1).to(device)
+
+    def _synthesise(self, mel: Tensor) -> Tensor:
+        """Log-mel (b, n, d) to samples (b, nw)."""
+        raise NotImplementedError
+
+
+class GriffinLim(Vocoder):
+    """Phases found by iteration (Griffin & Lim 1984; momentum after Perraudin et al. 2013): needs no weights.
+
+    Deterministic: the phases start at zero, and no random number is drawn.
+    """
+
+    name = "griffin-lim"
+
+    def __init__(self, mel: MelConfig | None = None, iterations: int = 32):
+        super().__init__(mel or MelConfig())
+        self.iterations = iterations
+        bank = mel_filterbank(self.mel_config).float()  # f d
+        self.register_buffer("bank", bank, persistent=False)
+        self.register_buffer("inverse", torch.linalg.pinv(bank.double()).float(), persistent=False)  # d f
+        window = torch.hann_window(self.mel_config.win_length)
+        self.register_buffer("window", window, persistent=False)
+
+    def _synthesise(self, mel: Tensor) -> Tensor:
+        magnitude = self._linear(mel.exp()).transpose(1, 2)  # b f n
+        c = self.mel_config
+        return import_torchaudio().functional.griffinlim(
+            magnitude, self.window, c.n_fft, c.hop_length, c.win_length, power=1.0, n_iter=self.iterations,
+            momentum=0.99, length=None, rand_init=False,
+        )  # fmt: skip
+
+    def _linear(self, mel: Tensor, steps: int = 20) -> Tensor:
+        """Mel magnitudes (b, n, d) to non-negative linear ones (b, n, f) whose mel comes close.
+
+        The pseudo-inverse is the start. Cutting its negative values disturbs the mel, and a few
+        multiplicative updates (Lee & Seung 2001) mend that: each fits better, and none turns negative.
+        """
+        magnitude = (mel @ self.inverse).clamp(min=1e-8)  # b n f
+        wanted = mel @ self.bank.T
+        for _ in range(steps):
+            magnitude = magnitude * wanted / (magnitude @ self.bank @ self.bank.T).clamp(min=1e-10)
+        return magnitude
+
+
+class VocosVocoder(Vocoder):
+    """Vocos: the published package's own backbone and head, with weights read by `weights.py`."""
+
+    name = "vocos"
+
+    def __init__(
+        self, config: dict, tensors: dict[str, Tensor], mel: MelConfig | None = None, origin: str = "vocos"
+    ):
+        """From a config and tensors in the published layout; `origin` is what error messages call them.
+
+        The config holds "feature_extractor", "backbone" and "head", each a class and its arguments.
+        Raises UserError when it names other classes or another mel, or the weights do not fit it.
+        """
+        super().__init__(mel or MelConfig())
+        backbone_class, head_class = _vocos_classes()
+        backbone = _arguments(config, "backbone", _BACKBONE_CLASS, origin)
+        head = _arguments(config, "head", _HEAD_CLASS, origin)
+        _require_same_mel(config, backbone, head, self.mel_config, origin)
+        try:
+            with torch.device("meta"):  # all weights are replaced at once: draw no random numbers for them
+                self.backbone, self.head = backbone_class(**backbone), head_class(**head)
+        except TypeError as error:
+            raise UserError(f"{origin} has arguments that vocos does not take: {error}") from None
+        self._load(tensors, origin)
+        self.eval()
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, mel: MelConfig | None = None) -> VocosVocoder:
+        """A folder with config.yaml or config.json, and model.safetensors or pytorch_model.bin."""
+        folder = Path(folder)
+        files = []
+        for names in (CONFIGS, WEIGHTS):
+            found = [folder / name for name in names if (folder / name).is_file()]
+            if not found:
+                raise UserError(f"{folder} holds no vocoder, no {' or '.join(names)}: name another folder")
+            files.append(found[0])
+        return cls(_read_config(files[0]), _read_weights(files[1]), mel, origin=str(folder))
+
+    @classmethod
+    def from_hub(cls, mel: MelConfig | None = None) -> VocosVocoder:
+        """The published 24 kHz weights, from the local cache or the Hub. UserError when there is no way."""
+        config = _read_config(_hub_file("config.yaml"))
+        return cls(config, _read_weights(_hub_file("pytorch_model.bin")), mel, origin=VOCOS_REPOSITORY)
+
+    def _load(self, tensors: dict[str, Tensor], origin: str) -> None:
+        own = self.state_dict()
+        given = {k: v.float() for k, v in tensors.items() if not k.startswith("feature_extractor.")}
+        wrong = [k for k in sorted(own.keys() | given.keys()) if k not in own or k not in given]
+        wrong += [k for k in sorted(own.keys() & given.keys()) if own[k].shape != given[k].shape]
+        if wrong:
+            raise UserError(
+                f"{origin}: weights and config do not belong together, {len(wrong)} tensors differ, "
+                f"first {wrong[0]}: restore both from one source"
+            )
+        self.load_state_dict(given, assign=True)
+        self.requires_grad_(False)
+
+    def _synthesise(self, mel: Tensor) -> Tensor:
+        return self.head(self.backbone(mel.transpose(1, 2)))
+
+
+def load_vocoder(name: str | Path = "auto", mel: MelConfig | None = None, device: str = "cpu") -> Vocoder:
+    """A vocoder on `device`; its `.why` says in a sentence why it is this one.
+
+    name: "vocos", "griffin-lim", a local folder of Vocos weights, or "auto": Vocos where its weights are in
+    the local cache or the Hub answers, else Griffin-Lim. Raises UserError when it can't be had.
+    """
+    if name == "griffin-lim":
+        vocoder = GriffinLim(mel)
+    elif name == "vocos":
+        vocoder = VocosVocoder.from_hub(mel)
+    elif name == "auto":
+        vocoder = _best(mel)
+    elif Path(name).is_dir():
+        vocoder = VocosVocoder.from_folder(name, mel)
+    else:
+        choices = "'auto', 'vocos', 'griffin-lim' or a local folder"
+        raise UserError(f"there is no vocoder {str(name)!r}: choose {choices}")
+    return vocoder.to(device)
+
+
+def _best(mel: MelConfig | None) -> Vocoder:
+    try:
+        vocoder = VocosVocoder.from_hub(mel)
+        vocoder.why = f"the published weights of {VOCOS_REPOSITORY}"
+    except UserError as error:
+        vocoder = GriffinLim(mel)
+        vocoder.why = f"rougher in sound than Vocos, which cannot be had: {error}"
+    return vocoder
+
+
+def _vocos_classes() -> tuple[type, type]:
+    import_torchaudio()  # vocos imports it, and beside a CPU build of torch that fails without help
+    try:
+        from vocos.heads import ISTFTHead
+        from vocos.models import VocosBackbone
+    except ImportError as error:
+        raise UserError(f"the package vocos does not import ({error}): pip install vocos") from None
+    return VocosBackbone, ISTFTHead
+
+
+def _arguments(config: dict, part: str, expected: str, origin: str) -> dict:
+    """The arguments of one part. Only the expected class is ever built: a config must not choose code."""
+    section = config.get(part) if isinstance(config, dict) else None
+    named = section.get("class_path") if isinstance(section, dict) else None
+    if named != expected:
+        raise UserError(f"{origin}: the vocoder config's {part} is {named}; f5kit can build {expected}")
+    return dict(section.get("init_args") or {})
+
+
+def _require_same_mel(config: dict, backbone: dict, head: dict, mel: MelConfig, origin: str) -> None:
+    """A vocoder of another mel would speak noise, without an error."""
+    ours = {"sample_rate": mel.sample_rate, "n_fft": mel.n_fft, "hop_length": mel.hop_length}
+    ours |= {"n_mels": mel.n_mels, "padding": "center"}
+    features = {**_MEL_DEFAULTS, **_arguments(config, "feature_extractor", _MEL_CLASS, origin)}
+    for part in (features, {"n_mels": backbone.get("input_channels")}, {"padding": "same", **head}):
+        for name in ours.keys() & part.keys():
+            if part[name] != ours[name]:
+                sides = f"the vocoder has {name} {part[name]} and the model's mel {ours[name]}"
+                raise UserError(f"{origin}: {sides}; choose a vocoder that was trained on this mel")
+
+
+def _read_config(path: Path) -> dict:
+    import yaml
+
+    try:
+        text = path.read_text(encoding="utf-8")
+        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{path} cannot be read ({str(error).splitlines()[0]}): restore it") from None
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    return read_tensors(path if path.suffix == ".safetensors" else convert_pickle(path))
+
+
+def _hub_file(filename: str) -> Path:
+    """A file of the published repository, from the cache; asked of the Hub only when that answers quickly."""
+    from huggingface_hub import constants, get_session, try_to_load_from_cache
+
+    cached = try_to_load_from_cache(VOCOS_REPOSITORY, filename)
+    if isinstance(cached, str):
+        return Path(cached)
+    try:  # a download without a network would retry for half a minute
+        get_session().head(constants.ENDPOINT, timeout=_HUB_PATIENCE)
+    except Exception as error:
+        raise UserError(
+            f"{filename} of {VOCOS_REPOSITORY} is not in the local cache and the Hub cannot be reached "
+            f"({type(error).__name__}): connect, or name a local folder"
+        ) from None
+    return download(VOCOS_REPOSITORY, filename)

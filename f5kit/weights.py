@@ -1,0 +1,168 @@
+"""Reading and writing tensor files: the only place that does. safetensors throughout; a pickle is converted first.
+
+Published layouts and their legacy fixes are named functions here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from f5kit.errors import UserError
+
+# Where upstream publishes each preset on the Hub: repository, weights, vocabulary.
+PUBLISHED = {
+    "F5TTS_v1_Base": ("SWivid/F5-TTS", "F5TTS_v1_Base/model_1250000.safetensors", "F5TTS_v1_Base/vocab.txt"),
+    "F5TTS_Base": ("SWivid/F5-TTS", "F5TTS_Base/model_1200000.safetensors", "F5TTS_Base/vocab.txt"),
+    "E2TTS_Base": ("SWivid/E2-TTS", "E2TTS_Base/model_1200000.safetensors", "E2TTS_Base/vocab.txt"),
+}
+
+
+def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write a safetensors file and flush it to the disk."""
+    from safetensors.torch import save_file
+
+    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, str(path), metadata=metadata)
+    sync(path)
+
+
+def read_tensors(path: str | Path, device: str = "cpu") -> dict[str, Tensor]:
+    """Every tensor of a safetensors file. Raises UserError that names a missing or damaged file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = Path(path)
+    if path.suffix in (".pt", ".bin", ".pth", ".ckpt"):
+        raise UserError(f"{path} is a pickle, which can run code when it is read: use f5kit.weights.convert_pickle first")
+    if not path.is_file():
+        raise UserError(f"there is no weights file {path}")
+    try:
+        return load_file(str(path), device=device)
+    except SafetensorError as error:
+        raise UserError(f"{path} is not a whole safetensors file ({error}): copy or download it again") from None
+
+
+class TensorFile:
+    """A safetensors file read tensor by tensor, without loading the rest of it."""
+
+    def __init__(self, path: str | Path):
+        from safetensors import safe_open
+
+        self._file = safe_open(str(path), framework="pt")
+
+    def keys(self) -> list[str]:
+        return list(self._file.keys())
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self._file.get_tensor(key)
+
+
+def write_json(path: str | Path, value) -> None:
+    """Write JSON under a temporary name, flush it, and rename it: a reader sees the old file or the new one."""
+    path = Path(path)
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    partial.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    sync(partial)
+    os.replace(partial, path)
+
+
+def sync(path: str | Path) -> None:
+    """Flush a file or a folder to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def file_hash(path: str | Path) -> str:
+    """sha256 of a file, hexadecimal."""
+    with open(path, "rb") as file:
+        digest = hashlib.sha256()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def from_published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Upstream's published layout to the model's own names (`transformer.*`).
+
+    A published file holds `ema_model.*` with the counters `initted` and `step`; files of early 2024 also carry the mel
+    filterbank and window, which are constants (F5-TTS, infer/utils_infer.py, load_checkpoint).
+    """
+    names = {k.removeprefix("ema_model."): v for k, v in tensors.items()}
+    return {k: v for k, v in names.items() if k not in ("initted", "step") and not k.startswith("mel_spec.")}
+
+
+def download_published(name: str, what: str) -> Path:
+    """The "weights" or the "vocabulary" of a published preset, from the Hub or its local cache.
+
+    Raises UserError when the preset has no published weights or the Hub can't be reached.
+    """
+    if name not in PUBLISHED:
+        raise UserError(f"no weights are published for {name}; published are {', '.join(PUBLISHED)}")
+    repository, weights, vocabulary = PUBLISHED[name]
+    return download(repository, weights if what == "weights" else vocabulary)
+
+
+def download(repository: str, filename: str) -> Path:
+    """One file of a Hub repository, from the local cache when it is there. Raises UserError when it can't be had."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(repository, filename))
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise UserError(
+            f"{filename} of {repository} is not in the local cache and the Hub did not give it "
+            f"({type(error).__name__}): check the connection, or name a local folder that holds the weights"
+        ) from None
+
+
+_CONVERT = """
+import sys, torch
+from safetensors.torch import save_file
+tensors = torch.load(sys.argv[1], map_location="cpu", weights_only=True)
+for key in ("ema_model_state_dict", "model_state_dict", "state_dict"):
+    if isinstance(tensors.get(key), dict):
+        tensors = tensors[key]
+        break
+save_file({k: v.clone().contiguous() for k, v in tensors.items() if torch.is_tensor(v)}, sys.argv[2])
+"""
+
+
+def convert_pickle(path: str | Path) -> Path:
+    """Convert a `.pt` or `.bin` of tensors to safetensors, and return the new file, kept in the user's cache.
+
+    The file is opened in a process of its own with torch's weights-only unpickler. torch below 2.10 is refused: its
+    unpickler could be made to run code (CVE-2025-32434, CVE-2026-24747). There is no fallback.
+    """
+    path = Path(path)
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < (2, 10):
+        raise UserError(
+            f"converting {path.name} needs torch 2.10 or newer to be safe, and this is {torch.__version__}: "
+            "update torch, or convert the file elsewhere"
+        )
+    if not path.is_file():
+        raise UserError(f"there is no weights file {path}")
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "f5kit" / "converted"
+    cache.mkdir(parents=True, exist_ok=True)
+    target = cache / f"{path.stem}-{file_hash(path)[:16]}.safetensors"
+    if target.is_file():
+        return target
+    partial = target.with_suffix(f".partial-{os.getpid()}")
+    done = subprocess.run([sys.executable, "-c", _CONVERT, str(path), str(partial)], capture_output=True, text=True)
+    if done.returncode:
+        partial.unlink(missing_ok=True)
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise UserError(f"{path} could not be converted to safetensors ({reason[:200]}): it holds more than tensors")
+    os.replace(partial, target)
+    return target

@@ -1,0 +1,104 @@
+"""Batches: every clip once an epoch, little padding, fresh company, and nothing that depends on where a run resumed."""
+
+import itertools
+import random
+
+import pytest
+import torch
+
+from f5kit.data import batches, epoch_batches, group, load_dataset, micro_batches, padding
+from f5kit.errors import UserError
+from f5kit.text import Tokenizer, english_vocab
+
+
+def lengths(n, seed=0):
+    rng = random.Random(seed)
+    return [int(min(max(rng.lognormvariate(1.6, 0.5), 2), 12) * 93.75) for _ in range(n)]
+
+
+@pytest.mark.parametrize("budget", [3_200, 14_000, 38_400])
+@pytest.mark.parametrize("n", [40, 300, 3_000])
+def test_every_clip_comes_once_an_epoch_within_the_padded_budget(n, budget):
+    frames = lengths(n)
+    for epoch in range(3):
+        groups = epoch_batches(frames, budget, seed=1, epoch=epoch)
+        assert sorted(itertools.chain(*groups)) == list(range(n))
+        assert all(len(g) * max(frames[i] for i in g) <= budget for g in groups)
+
+
+@pytest.mark.parametrize("budget", [3_200, 14_000, 38_400])
+@pytest.mark.parametrize("n", [40, 300, 3_000])
+def test_padding_stays_small(n, budget):
+    """Under 3 % where an epoch has 100 micro-batches or more, else within 1 % of an exact sort by length."""
+    frames = lengths(n)
+    exact = padding(group(sorted(range(n), key=lambda i: -frames[i]), frames, budget), frames)
+    for epoch in range(5):
+        ratio = padding(epoch_batches(frames, budget, seed=2, epoch=epoch), frames)
+        assert ratio <= exact + 0.01
+        micro = [
+            [g[p] for p in part]
+            for g in epoch_batches(frames, budget, seed=2, epoch=epoch)
+            for part in micro_batches(g, frames, budget)
+        ]
+        assert len(micro) < 100 or padding(micro, frames) < 1.03
+
+
+def test_composition_is_fresh_every_epoch():
+    frames = lengths(300)
+    first, second = ({frozenset(g) for g in epoch_batches(frames, 14_000, 0, epoch)} for epoch in (0, 1))
+    assert len(first & second) <= len(first) / 10
+
+
+def test_a_clip_longer_than_the_budget_stands_alone_and_is_kept():
+    assert group([0, 1, 2, 3], [900, 500, 100, 100], 600) == [[0], [1], [2, 3]]
+
+
+def test_what_a_step_holds_does_not_depend_on_where_the_run_resumed():
+    frames = lengths(50)
+    whole = list(itertools.islice(batches(frames, 6_000, seed=3), 60))
+    for first in (0, 1, 7, 33):
+        assert list(itertools.islice(batches(frames, 6_000, seed=3, first=first), 10)) == whole[first : first + 10]
+
+
+def test_micro_batches_hold_every_position_once():
+    frames = lengths(80)
+    members = list(range(10, 60))
+    parts = micro_batches(members, frames, 2_000)
+    assert sorted(itertools.chain(*parts)) == list(range(50))
+    assert all(len(p) * max(frames[members[i]] for i in p) <= 2_000 for p in parts)
+
+
+def test_cached_mels_equal_computed_ones(dataset):
+    from f5kit.audio import log_mel, read_audio
+
+    for clip in dataset.clips[:3]:
+        mel = dataset.mel(clip)
+        assert torch.equal(mel, log_mel(read_audio(dataset.path(clip))))
+        assert mel.shape == (clip.frames, 100)
+
+
+def test_a_batch_knows_its_clips(dataset):
+    clips = dataset.clips[:3]
+    batch = dataset.batch(clips, Tokenizer(english_vocab()), step=5, positions=[4, 0, 2])
+    assert batch.mel.shape == (3, max(c.frames for c in clips), 100)
+    assert batch.lens.tolist() == [c.frames for c in clips]
+    assert batch.text_lens.tolist() == [len(c.text) for c in clips]
+    assert (batch.text >= 0).sum(1).tolist() == batch.text_lens.tolist()
+    assert batch.clip_ids == [c.id for c in clips]
+    assert (batch.step, batch.positions.tolist()) == (5, [4, 0, 2])
+
+
+def test_opening_what_is_no_dataset_says_so(tmp_path, dataset):
+    with pytest.raises(UserError, match=r"no prepared dataset.*dataset.json.*01_prepare_data"):
+        load_dataset(tmp_path)
+    import shutil
+
+    shutil.copytree(dataset.folder, tmp_path / "copy")
+    lost = next((tmp_path / "copy" / "clips").iterdir())
+    lost.unlink()
+    with pytest.raises(UserError, match=f"names clips/{lost.name}, which is not there"):
+        load_dataset(tmp_path / "copy")
+    with open(tmp_path / "copy" / "manifest.jsonl", "a") as manifest:
+        manifest.write("{half a row\n")
+    with pytest.raises(UserError, match=r"manifest.jsonl line \d+ is not JSON"):
+        load_dataset(tmp_path / "copy")

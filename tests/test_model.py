@@ -1,0 +1,173 @@
+"""The model: an item is the same alone and in any batch, and the loss is what the paper says."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from f5kit.cfm import CFM, draw, held_out_draws, held_out_loss
+from f5kit.checkpoint import fresh_model
+from f5kit.config import PRESETS
+from f5kit.data import collate
+from f5kit.errors import UserError
+from f5kit.text import Tokenizer, english_vocab
+
+TINY = PRESETS["tiny"]
+VARIANTS = {
+    "v1": dict(average_upsampling=False, qk_norm=None),
+    "v0": dict(average_upsampling=False, qk_norm=None, text_mask_padding=False, pe_attn_head=1),
+    "own": {},
+    "long skip": dict(long_skip_connection=True),
+    "no text blocks": dict(average_upsampling=False, conv_layers=0),
+}
+LENGTHS = (61, 200, 117, 90)
+TEXTS = ("Hello there.", "A somewhat longer sentence, with 2 commas, and more of it.", "Yes?", "Middling text here.")
+
+
+@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
+def model(request, awake):
+    return awake(fresh_model(TINY.replace(**request.param), Tokenizer(english_vocab())))
+
+
+def make_batch(model, items=range(4), step=3):
+    g = torch.Generator().manual_seed(1)
+    mels = [torch.randn(n, 100, generator=g) * 2 - 3 for n in LENGTHS]
+    tokens = [model.tokenizer.encode(text) for text in TEXTS]
+    return collate([mels[i] for i in items], [tokens[i] for i in items], [f"clip{i}" for i in items], step, items)
+
+
+def gradients(model, batches):
+    model.zero_grad()
+    losses = [model(batch, draw(batch, 0)) for batch in batches]
+    sum(losses).backward()
+    return losses, {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def test_loss_and_gradients_are_the_same_alone_and_in_a_batch(model):
+    together, alone = make_batch(model), [make_batch(model, [i]) for i in range(4)]
+    (loss,), batch_gradients = gradients(model, [together])
+    losses, single_gradients = gradients(model, alone)
+    assert loss.item() == pytest.approx(sum(losses).item(), rel=1e-5)
+    for name, gradient in single_gradients.items():
+        error = (batch_gradients[name] - gradient).norm() / gradient.norm().clamp(min=1e-12)
+        assert error < 1e-5, f"{name} differs by {error:.1e}"
+
+
+def test_what_lies_behind_an_items_end_changes_nothing(model):
+    batch = make_batch(model)
+    draws = draw(batch, 0)
+    poisoned = replace(batch, mel=torch.where(batch.mask[..., None], batch.mel, torch.tensor(99.0)))
+    noisy = replace(draws, noise=torch.where(batch.mask[..., None], draws.noise, torch.tensor(99.0)))
+    assert model(poisoned, noisy).item() == pytest.approx(model(batch, draws).item(), rel=1e-6)
+
+
+def test_samples_are_the_same_alone_and_in_a_batch(model):
+    batch = make_batch(model)
+    tokens = [model.tokenizer.encode(text) for text in TEXTS]
+    settings = dict(steps=5, cfg_strength=2.0)
+    *_, together = model.sample(batch.mel[:, :50], tokens, LENGTHS, cond_lens=[50, 40, 30, 20], seeds=[5, 6, 7, 8], **settings)
+    for i, own in enumerate((50, 40, 30, 20)):
+        *_, alone = model.sample(batch.mel[i : i + 1, :own], [tokens[i]], [LENGTHS[i]], seeds=[5 + i], **settings)
+        assert (together[i, : LENGTHS[i]] - alone[0]).abs().max() < 1e-4
+        assert torch.equal(alone[0, :own], batch.mel[i, :own]), "the reference must come out untouched"
+
+
+def test_a_mel_scale_in_the_config_moves_with_the_mel():
+    """Scaling the mels and telling the config leaves the loss as it was: only cfm.py knows of the scale."""
+    tokenizer = Tokenizer(english_vocab())
+    plain = fresh_model(TINY.replace(mel_mean=0.0, mel_std=1.0), tokenizer)
+    scaled = CFM(TINY.replace(mel_mean=-5.0, mel_std=2.0), tokenizer)
+    scaled.load_state_dict(plain.state_dict())
+    batch = make_batch(plain)
+    raw = replace(batch, mel=torch.where(batch.mask[..., None], batch.mel * 2 - 5, 0.0))
+    assert scaled(raw, draw(raw, 0)).item() == pytest.approx(plain(batch, draw(batch, 0)).item(), rel=1e-5)
+
+
+def test_randomness_belongs_to_the_clip():
+    model = fresh_model(TINY, Tokenizer(english_vocab()))
+    whole, part = make_batch(model), make_batch(model, [2, 0])
+    a, b = draw(whole, 7), draw(part, 7)
+    assert torch.equal(a.noise[2, :117], b.noise[0, :117])
+    assert torch.equal(a.time[[2, 0]], b.time)
+    assert torch.equal(a.span[0, :61], b.span[1, :61])
+    assert not torch.equal(a.time, draw(whole, 8).time)
+    assert not torch.equal(a.time, draw(replace(whole, step=4), 7).time)
+
+
+def test_draws_have_the_published_distributions():
+    model = fresh_model(TINY, Tokenizer(english_vocab()))
+    batch = collate([torch.zeros(100, 100)] * 50, [[1]] * 50, ["x"] * 50, 0, range(50))
+    draws = [draw(replace(batch, step=s), 0) for s in range(40)]
+    share = torch.cat([d.span.float().mean(1) for d in draws])
+    assert share.min() >= 0.69
+    assert share.mean().item() == pytest.approx(0.85, abs=0.01)
+    assert torch.cat([d.drop_text for d in draws]).float().mean().item() == pytest.approx(0.2, abs=0.03)
+    assert torch.cat([d.drop_audio for d in draws]).float().mean().item() == pytest.approx(0.44, abs=0.03)
+    assert torch.cat([d.time for d in draws]).mean().item() == pytest.approx(0.5, abs=0.02)
+    assert torch.cat([d.noise for d in draws]).std().item() == pytest.approx(1, abs=0.01)
+    del model
+
+
+def test_the_best_predictor_that_knows_only_averages_has_loss_half_pi_sigma():
+    """For x1 ~ N(m, s^2) and x0 ~ N(0, 1), the variance of x1 - x0 given x_t is s^2 / ((1 - t)^2 + t^2 s^2).
+
+    From cov(x1 - x0, x_t) = t s^2 - (1 - t) and var(x_t) = (1 - t)^2 + t^2 s^2:
+    s^2 + 1 - cov^2 / var = s^2 ((1 - t) + t)^2 / var. Its integral over t is s [arctan(t s / (1 - t))] = (pi / 2) s.
+    Checked here by giving that predictor samples of everything.
+    """
+    g = torch.Generator().manual_seed(0)
+    t = (torch.arange(400_000) + 0.5) / 400_000
+    for sigma in (0.4, 1.0, 2.5):
+        x0, x1 = torch.randn(len(t), generator=g), 3 + sigma * torch.randn(len(t), generator=g)
+        x_t = (1 - t) * x0 + t * x1
+        gain = (t * sigma**2 - (1 - t)) / ((1 - t) ** 2 + t**2 * sigma**2)
+        best = 3 + gain * (x_t - 3 * t)
+        assert (x1 - x0 - best).square().mean().item() == pytest.approx(math.pi / 2 * sigma, rel=0.02)
+
+
+def test_held_out_loss_is_fixed_and_leaves_no_trace(model):
+    batches = [make_batch(model, [0, 3]), make_batch(model, [1, 2])]
+    model.train()
+    state = torch.random.get_rng_state()
+    first = held_out_loss(model, batches)
+    assert first == held_out_loss(model, batches)
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert model.training
+    times = torch.cat([held_out_draws(batches[0], 4, r).time for r in range(4)])
+    assert times.tolist() == [(i + 0.5) / 8 for i in range(8)], "evenly spread over [0, 1)"
+
+
+def test_activation_checkpointing_changes_no_gradient(model):
+    batch = make_batch(model)
+    _, plain = gradients(model, [batch])
+    model.transformer.recompute = True
+    _, recomputed = gradients(model, [batch])
+    assert all(torch.equal(plain[name], recomputed[name]) for name in plain)
+
+
+def test_rotary_angles_stay_exact_in_half_precision():
+    model = fresh_model(TINY, Tokenizer(english_vocab())).half()
+    cos, sin = model.transformer.rotary_embed(4096)
+    reference = torch.arange(4096).double()[:, None] / 10_000 ** (torch.arange(0, 32, 2).double() / 32)
+    assert cos.dtype == torch.float32
+    assert (cos - reference.cos()).abs().max() < 1e-3
+    assert (sin - reference.sin()).abs().max() < 1e-3
+
+
+def test_a_vocabulary_of_another_size_is_refused():
+    with pytest.raises(UserError, match="95 tokens and the vocabulary has 3"):
+        CFM(TINY, Tokenizer([" ", "a", "b"]))
+
+
+@pytest.mark.parametrize("name", ["F5TTS_v1_Base", "F5TTS_Base", "F5TTS_v1_Small", "F5TTS_Small"])
+def test_published_presets_have_the_published_size(name):
+    from f5kit.plan import count_parameters
+
+    assert count_parameters(PRESETS[name]) == (337_096_804 if "Base" in name else 159_228_772)
+
+
+def test_the_starter_stays_below_eight_million_parameters():
+    from f5kit.plan import count_parameters
+
+    assert count_parameters(PRESETS["starter"]) <= 8_000_000

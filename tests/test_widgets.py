@@ -1,0 +1,198 @@
+"""The notebook widgets, pressed without a browser."""
+
+from __future__ import annotations
+
+import base64
+import re
+from types import SimpleNamespace
+
+import pytest
+import soundfile
+import torch
+
+from f5kit.errors import UserError
+from f5kit.inference import Voice
+from f5kit.widgets import (
+    blind_ab,
+    live_progress,
+    loss_figure,
+    mel_figure,
+    players,
+    speak_panel,
+    table,
+)
+
+PNG = b"\x89PNG"
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """A voice with fresh weights: it speaks noise, at once."""
+    return Voice.load("tiny", vocoder="griffin-lim", device="cpu")
+
+
+@pytest.fixture
+def panel(tiny, tmp_path):
+    panel = speak_panel(Voice(tiny.model, tiny.reference, tiny.vocoder), tmp_path / "sounds")
+    panel.text.value, panel.steps.value = "Hello there.", 4
+    return panel
+
+
+def tone(seconds: float = 0.5):
+    return 0.1 * torch.sin(torch.arange(int(24_000 * seconds)) / 20), 24_000
+
+
+def events(updates: int = 40):
+    yield {"event": "start", "update": 0}
+    for update in range(1, updates + 1):
+        yield {"event": "update", "update": update, "loss": 1 / update, "frames": 900, "seconds": 0.01}
+        if update % 10 == 0:
+            yield {"event": "evaluate", "update": update, "loss_raw": 1.5 / update, "loss_ema": 2 / update}
+    yield {"event": "end", "update": updates}
+
+
+def trainer(updates: int = 40):
+    return SimpleNamespace(plan=SimpleNamespace(train=SimpleNamespace(updates=updates)))
+
+
+def sounds_in(text: str) -> list[bytes]:
+    return [base64.b64decode(data) for data in re.findall(r"<audio[^>]*base64,([^\"]+)\"", text)]
+
+
+def test_players_hold_the_sound_itself_and_escape_captions(tmp_path):
+    audio, rate = tone()
+    soundfile.write(tmp_path / "a.flac", audio.numpy(), rate)
+    speech = SimpleNamespace(audio=audio, sample_rate=rate)
+    shown = players({"<a>": tmp_path / "a.flac", "b": (audio, rate), "c": speech})._repr_html_()
+    assert "&lt;a&gt;" in shown and "<a>" not in shown
+    assert [data[:4] for data in sounds_in(shown)] == [b"RIFF"] * 3
+    assert len(sounds_in(shown)[0]) == 44 + 2 * len(audio)
+
+
+def test_long_sounds_are_compressed():
+    (data,) = sounds_in(players({"long": tone(31)}).text)
+    assert len(data) < 31 * 24_000 * 2 / 4
+
+
+def test_table_takes_rows_and_dicts_and_escapes():
+    shown = table([{"a": 1, "b": "<x>"}, {"a": 0.123456}]).text
+    assert "&lt;x&gt;" in shown and "0.1235" in shown and shown.count("<tr>") == 3
+    assert "free" in table({"free": 2}).text
+
+
+def test_figures_are_pictures_and_touch_no_backend(tmp_path):
+    import matplotlib
+
+    before = matplotlib.get_backend()
+    picture = loss_figure(list(events()))
+    assert picture._repr_png_()[:4] == PNG
+    assert len(picture.figure.axes[0].lines) == 4  # losses, their mean, held out raw and EMA
+    assert picture.save(tmp_path / "plots" / "loss.png").stat().st_size > 5_000
+    assert mel_figure({"a": torch.randn(50, 100), "b": torch.randn(90, 100)})._repr_png_()[:4] == PNG
+    assert loss_figure([])._repr_png_()[:4] == PNG
+    assert matplotlib.get_backend() == before
+
+
+def test_progress_without_a_display_is_a_few_lines(capsys):
+    progress = live_progress(every_seconds=1000)  # outside a notebook: lines
+    for event in events(1000):
+        progress(event, trainer(1000))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 1 + 100 + 1  # start, held-out losses, end: an update alone makes no line
+    assert lines[1].startswith("update 10/1000, loss ")
+    assert "held out raw 0.1500, held out EMA 0.2000" in lines[1]
+    assert "min left" in lines[1] and "min left" not in lines[-1]
+    assert "90,000 frames/s" in lines[1]
+
+
+def test_progress_in_a_notebook_updates_one_display(monkeypatch):
+    shown = []
+    handle = SimpleNamespace(update=lambda value: shown.append(value.data))
+    display = lambda value, display_id: shown.append(value.data) or handle  # noqa: E731
+    monkeypatch.setattr("IPython.display.display", display)
+    progress = live_progress(every_seconds=1000, live=True)
+    for event in events():
+        progress(event, trainer())
+    assert len(shown) == 1 + 4 + 1
+    assert '<progress max="40" value="40"' in shown[-1] and "data:image/png" in shown[-1]
+
+
+def test_progress_names_skipped_batches(capsys):
+    progress = live_progress(every_seconds=1000)
+    progress({"event": "start", "update": 3}, trainer())
+    progress({"event": "skip", "update": 3, "step": 5, "reason": "loss is nan", "clips": ["a"]}, trainer())
+    assert "skipped a batch: loss is nan" in capsys.readouterr().out
+
+
+def test_panel_speaks_saves_and_offers_the_file(panel):
+    asked = []
+    speak = panel.voice.speak
+    panel.voice.speak = lambda text, **settings: asked.append((text, settings)) or speak(text, **settings)
+    panel.speed.value, panel.seed.value = 1.5, 7
+    panel.button.click()
+    assert asked == [
+        ("Hello there.", {"speed": 1.5, "steps": 4, "cfg_strength": 2.0, "seed": 7, "progress": False})
+    ], panel.status.value
+    (path,) = panel.files
+    assert soundfile.info(path).samplerate == 24_000
+    assert f'download="{path.name}"' in panel.sound.value and sounds_in(panel.sound.value)
+    assert f"{soundfile.info(path).duration:.1f} s" in panel.status.value and not panel.button.disabled
+    panel.button.click()
+    assert len(set(panel.files)) == 2
+
+
+def test_panel_shows_faults_as_a_sentence(panel):
+    panel.text.value = ""
+    panel.button.click()
+    assert "the text is empty: write what the voice should say" in panel.status.value
+    panel.text.value = "\u017elu\u0165"
+    panel.button.click()
+    assert "vocabulary" in panel.status.value and "Traceback" not in panel.status.value
+    panel.reference_text.value = " "
+    panel.button.click()
+    assert "the reference needs its words" in panel.status.value
+    assert not panel.button.disabled and not panel.files
+
+
+def test_panel_button_is_off_while_speaking(panel):
+    seen = []
+    speak = panel.voice.speak
+    press = lambda: seen.append(panel.button.disabled) or panel.generate()  # noqa: E731
+    panel.voice.speak = lambda text, **settings: press() or speak(text, **settings)
+    panel.button.click()
+    assert seen == [True] and len(panel.files) == 1
+
+
+@pytest.mark.parametrize("version", [7, 8])
+def test_panel_takes_an_uploaded_reference(panel, version, tmp_path):
+    audio, rate = tone(2)
+    soundfile.write(tmp_path / "mine.wav", audio.numpy(), rate)
+    content = (tmp_path / "mine.wav").read_bytes()
+    file = {"name": "mine.wav", "content": memoryview(content)}
+    uploads = {7: {"mine.wav": {"content": content}}, 8: (file,)}
+    panel._take_upload({"new": uploads[version]})
+    assert panel.reference.value == "reference_mine.wav" and panel.reference_text.value == ""
+    panel.reference_text.value = "Mine."
+    panel.button.click()
+    assert len(panel.files) == 1, panel.status.value
+    assert panel.voice.reference.text == "Mine." and panel.voice.reference.name == "reference_mine"
+    panel.reference.value = panel.reference.options[0]
+    assert panel.reference_text.value.startswith("Alice")
+    panel.button.click()
+    assert panel.voice.reference.text.startswith("Alice") and len(panel.files) == 2
+
+
+def test_blind_comparison_hides_counts_and_reveals():
+    pairs = [{"older": tone(0.1 + i / 10), "tuned": tone(0.15 + i / 10)} for i in range(6)]
+    test = blind_ab(pairs, seed=3)
+    while len(test.votes) < 6:
+        assert "older" not in test.status.value + test.sounds.value
+        assert len(sounds_in(test.sounds.value)) == 2
+        test.buttons[test.sides[len(test.votes)].index("tuned")].click()
+    assert test.votes == ["tuned"] * 6
+    told = "older 0, tuned 6, no difference 0; chance alone is as clear in 3% of such tests"
+    assert test.status.value == told
+    assert all(button.disabled for button in test.buttons)
+    assert len({tuple(side) for side in test.sides}) == 2  # neither voice is always the first
+    with pytest.raises(UserError, match="same two names"):
+        blind_ab([{"a": tone()}])
