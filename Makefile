@@ -14,7 +14,7 @@ PARITY := .venv-parity
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
-NOTEBOOK_TESTS := tests/test_notebook*.py
+NOTEBOOK_TESTS := tests/test_notebook*.py tests/test_road*.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
@@ -32,7 +32,7 @@ test: lint
 	@echo "== unit tests"
 	$(PY) -m pytest tests $(addprefix --ignore=,$(wildcard $(NOTEBOOK_TESTS))) --durations=5
 	@echo "== notebooks"
-	$(PY) -m pytest $(NOTEBOOK_TESTS) --durations=5
+	$(PY) -m pytest $(wildcard $(NOTEBOOK_TESTS)) --durations=5
 
 parity: $(PARITY)/.installed
 	$(PARITY)/bin/python tests/parity/compare.py

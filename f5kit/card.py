@@ -1,4 +1,4 @@
-"""The model card of an export: what a run's own files tell about it, the licence it inherits, and the text."""
+"""The model card of an export: what the run's own files tell, the licence it inherits, and the text."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def find_base(model: str) -> dict:
 
 
 def check_licence(base: str, inherited: str | None, asked: str | None) -> str:
-    """The licence of an export. UserError when there is none, or the base's does not allow the one asked for."""
+    """The licence of an export. UserError when there is none, or the base forbids the one asked for."""
     if not (asked or inherited):
         raise UserError(f"the licence of {base} is not known: say it, as in licence='cc-by-nc-4.0'")
     if asked and (inherited or "").startswith("cc-by-nc") and not asked.startswith("cc-by-nc"):
-        raise UserError(f"licence is {asked!r}, but {base} is {inherited} and hands that down: leave licence out")
+        raise UserError(f"licence is {asked!r}, but {base} hands {inherited} down: leave the licence out")
     return asked or inherited
 
 
@@ -51,8 +51,9 @@ def run_figures(run: RunFolder, weights: str) -> dict:
     facts = {"format": 1, "name": run.path.name, **find_base(info["model"]), "checkpoint": checkpoint.name}
     facts |= {"weights": weights, "updates": state["update"], "loss": state[f"loss_{weights}"]}
     facts |= {"device": plan["device_name"], "trained_in": plan["train"]["precision"]}
-    first = [event for event in run.events() if event["event"] == "evaluate" and event["update"] == 0]
-    facts |= {"first_loss": event["loss_raw"] for event in first}
+    for event in run.events():
+        if event["event"] == "evaluate" and event["update"] == 0:
+            facts["first_loss"] = event["loss_raw"]
     try:
         dataset = load_dataset(info["dataset"])
     except UserError:
@@ -64,7 +65,7 @@ def run_figures(run: RunFolder, weights: str) -> dict:
 
 
 def model_card(facts: dict, repo_id: str | None = None) -> str:
-    """README.md of an export, from its export.json: front matter for the Hub, and the run's figures, no others."""
+    """README.md of an export, from the facts of its export.json: no other figure than the run's own."""
     import yaml
 
     head = {"language": facts["language"], "license": facts["licence"], "pipeline_tag": "text-to-speech"}
@@ -81,7 +82,7 @@ def model_card(facts: dict, repo_id: str | None = None) -> str:
     return Template(template.read_text(encoding="utf-8")).substitute(
         front_matter=yaml.safe_dump(head, sort_keys=False, allow_unicode=True).rstrip(),
         name=facts["name"],
-        origin=f"finetuned from {facts['base']}" if facts["base_repository"] else f"started as {facts['base']}",
+        origin=f"{'finetuned from' if facts['base_repository'] else 'started as'} {facts['base']}",
         kit=_kit(),
         figures="\n".join(f"| {name} | {value} |" for name, value in _figures(facts).items()),
         sounds="\n".join(sounds),

@@ -158,7 +158,8 @@ class CFM(nn.Module):
         prompt = torch.where(given, self.scale(cond), 0.0)
         if noise is None:
             seeds = [seeds] * b if isinstance(seeds, int) else seeds
-            noise = [torch.randn(k, d, generator=torch.Generator().manual_seed(s)) for k, s in zip(durations, seeds, strict=True)]
+            streams = [torch.Generator().manual_seed(s) for s in seeds]
+            noise = [torch.randn(k, d, generator=g) for k, g in zip(durations, streams, strict=True)]
             noise = nn.utils.rnn.pad_sequence(noise, batch_first=True)
         velocity = self._velocity(prompt, text, mask, cfg_strength, dtype)
         times = time_grid(steps, sway, epss).to(device)
@@ -168,7 +169,8 @@ class CFM(nn.Module):
     def _velocity(self, prompt: Tensor, text: Sequence[Sequence[int]], mask: Tensor | None, cfg_strength: float, dtype):
         """The function (t, x) -> velocity that the solver follows, with the text embedded once."""
         b, n, _ = prompt.shape
-        tokens = nn.utils.rnn.pad_sequence([torch.tensor(t, dtype=torch.long) for t in text], True, -1).to(prompt.device)
+        tokens = nn.utils.rnn.pad_sequence([torch.tensor(t, dtype=torch.long) for t in text], True, -1)
+        tokens = tokens.to(prompt.device)
         guided = cfg_strength > 1e-5
         embedded = self.transformer.embed_text(tokens, n, mask)
         if guided:

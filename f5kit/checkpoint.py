@@ -83,7 +83,8 @@ class RunFolder:
         self.path = Path(path)
 
     def __repr__(self) -> str:
-        return f"{self.path}: {len(self.checkpoints())} checkpoints, best {self.best['checkpoint'] if self.best else '-'}"
+        best = f"the best is {self.best['checkpoint']} {self.best['weights']}" if self.best else "none is chosen"
+        return f"{self.path}: {len(self.checkpoints())} checkpoints, {best}"
 
     @property
     def info(self) -> dict:

@@ -115,7 +115,7 @@ class ModelConfig:
         """The config that `to_dict` wrote. Raises UserError for fields this version does not know."""
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(values) - known)
-        _require(not unknown, f"the model config has unknown fields {unknown}; it comes from a newer f5kit: update f5kit")
+        _require(not unknown, f"the model config has unknown fields {unknown}; a newer f5kit wrote it: update f5kit")
         return cls(**{**values, "mel": MelConfig(**values.get("mel", {}))})
 
     def replace(self, **changes) -> ModelConfig:
@@ -170,7 +170,7 @@ class TrainConfig:
         _require(self.learning_rate > 0, f"TrainConfig.learning_rate is {self.learning_rate}; it must be above 0")
         _require(
             0 <= self.warmup_updates < self.updates or self.updates == 1,
-            f"TrainConfig.warmup_updates is {self.warmup_updates} of {self.updates} updates; keep it at a tenth or less",
+            f"TrainConfig.warmup_updates is {self.warmup_updates} of {self.updates} updates; take a tenth or less",
         )
 
     def to_dict(self) -> dict:
@@ -184,7 +184,7 @@ _E2 = dict(backbone="unett", ff_mult=4, text_dim=100, conv_layers=0, text_mask_p
 
 # The kit's own small models read printable ASCII, and mels scaled by the mean and deviation of levelled speech.
 _OWN = dict(backbone="dit", ff_mult=2, vocab_size=95, average_upsampling=True, qk_norm="rms_norm",
-            mel_mean=-4.0, mel_std=2.5)  # fmt: skip
+            mel_mean=-2.0, mel_std=1.5)  # fmt: skip
 
 PRESETS: dict[str, ModelConfig] = {
     config.name: config

@@ -203,7 +203,7 @@ def load_dataset(folder: str | Path) -> Dataset:
     for name in ("dataset.json", "manifest.jsonl"):
         if not (folder / name).is_file():
             raise UserError(
-                f"{folder} is no prepared dataset: it has no {name}; run notebook 01_prepare_data or prepare_dataset first"
+                f"{folder} is no prepared dataset, it has no {name}: run notebook 01_prepare_data first"
             )
     info = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
     names = [f.name for f in fields(Clip)]
@@ -211,7 +211,7 @@ def load_dataset(folder: str | Path) -> Dataset:
     clips = [Clip(**{name: row[name] for name in names}) for row in rows]
     for clip in clips:
         if not (folder / clip.audio).is_file():
-            raise UserError(f"{folder / 'manifest.jsonl'} names {clip.audio}, which is not there: prepare the dataset again")
+            raise UserError(f"{folder}/manifest.jsonl names {clip.audio}, which is not there: prepare it again")
     manifest_hash = hashlib.sha256((folder / "manifest.jsonl").read_bytes()).hexdigest()
     return Dataset(folder, info, clips, manifest_hash)
 

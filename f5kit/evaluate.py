@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from f5kit.cfm import CFM, held_out_loss
-from f5kit.checkpoint import RunFolder, load_model
+from f5kit.checkpoint import RunFolder
 from f5kit.config import ModelConfig
 from f5kit.data import Clip, Dataset
 from f5kit.errors import UserError
@@ -100,7 +100,8 @@ def compare_checkpoints(
     sources += [(c.name, weights, c.path) for c in whole for weights in ("raw", "ema")]
     candidates = []
     for checkpoint, weights, source in tqdm(sources, desc="comparing", unit="model", leave=False):
-        voice = Voice.load(source, dataset.path(clip), clip.text, weights=weights or None, vocoder=vocoder, device=device)
+        reference = dataset.path(clip), clip.text
+        voice = Voice.load(source, *reference, weights=weights or None, vocoder=vocoder, device=device)
         vocoder = voice.vocoder  # loaded once
         with voice._autocast():
             loss = dataset_loss(voice.model, dataset)

@@ -22,7 +22,6 @@ from f5kit.errors import UserError
 
 GIB = 2**30
 DEVICES = ("cuda", "mps", "cpu")
-
 _ROOTS = {"colab": Path("/content"), "kaggle": Path("/kaggle/working")}
 _NO_GPU_REMEDY = {
     "colab": "for one, choose Runtime > Change runtime type > T4 GPU",
@@ -177,13 +176,10 @@ def _has_kernels(gpu: GPU) -> bool:
     """Whether the build runs on that GPU: machine code of its major and no later minor, or older PTX."""
     known = [re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch) for arch in gpu.arch_list]
     known = [match.groups() for match in known if match]
-    for kind, major, minor, suffix in known:
+    for kind, major, minor, only in known:  # the letter a: for this GPU only; f: for its family
         arch = (int(major), int(minor))
-        if kind == "compute" and not suffix and arch <= gpu.capability:
-            return True
-        if kind == "sm" and arch == gpu.capability:
-            return True
-        if kind == "sm" and suffix != "a" and arch[0] == gpu.capability[0] and arch[1] <= gpu.capability[1]:
+        reaches = arch[0] == gpu.capability[0] or (kind == "compute" and not only)
+        if arch == gpu.capability or (reaches and only != "a" and arch <= gpu.capability):
             return True
     return not known  # other vendors' builds name architectures differently: nothing speaks against them
 
@@ -246,11 +242,9 @@ def _read(path: Path) -> str:
 def _cgroup_values(root: Path, *names: str) -> list[str]:
     """The text of those control files in this process's control group and the groups around it."""
     base = root / "sys/fs/cgroup"
-    own = re.findall(r"^\d+:(?:memory|)?:/(.*)$", _read(root / "proc/self/cgroup"), re.MULTILINE)
-    folders = {base, base / "memory"}
-    for path in own:
-        for top in (base, base / "memory"):
-            folders |= {top / path, *(top / parent for parent in Path(path).parents)}
+    own = re.findall(r"^\d+:(?:memory)?:/(.*)$", _read(root / "proc/self/cgroup"), re.MULTILINE)
+    around = {Path(), *(folder for path in own for folder in (Path(path), *Path(path).parents))}
+    folders = {top / folder for top in (base, base / "memory") for folder in around}
     return [text for folder in sorted(folders) for name in names if (text := _read(folder / name).strip())]
 
 

@@ -1,4 +1,4 @@
-"""Publishing a voice: an export folder with a model card, a private push to the Hugging Face Hub, a check by ear.
+"""Publishing a voice: an export folder with a model card, a private push to the Hugging Face Hub, a check.
 
     runs/my_voice/export/
       model.safetensors  config.json  vocab.txt    the weights alone, and what they mean
@@ -54,7 +54,8 @@ class PublishResult:
     """In a sentence."""
 
     def __str__(self) -> str:
-        return f"{len(self.files)} files, {sum(self.files.values()) / 1e6:.1f} MB in {self.folder}; {self.why}"
+        megabytes = sum(self.files.values()) / 1e6
+        return f"{len(self.files)} files, {megabytes:.1f} MB in {self.folder}; {self.why}"
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,11 @@ def build_export(
 ) -> Path:
     """Write the export of a run's chosen checkpoint; returns `folder`, which appears whole, by one rename.
 
-    language: codes like "en". consent: who is speaking, and what they have agreed to. samples: what `Voice.speak`
-    gave, or sound files. weights: "ema" or "raw", by default the run's choice. licence: by default the base
-    model's. reference: a recording and its words, by default the most typical clip. repo_id: "you/voice".
+    language: codes like "en". consent: who is speaking, and what they have agreed to. samples: what
+    `Voice.speak` gave, or sound files. weights: "ema" or "raw", by default the run's choice. licence: by
+    default the base model's. reference: a recording and its words, by default the most typical clip.
+    repo_id: "you/my-voice", for the card. precision: "fp16" or "fp32", of the stored weights.
+
     Raises UserError for an empty consent, a damaged checkpoint, or a licence that the base model forbids.
     """
     run, folder = run if isinstance(run, RunFolder) else RunFolder(run), Path(folder)
@@ -129,28 +132,30 @@ def publish(
     private: bool = True,
     dry_run: bool = True,
 ) -> PublishResult:
-    """Push a voice to the Hub: a run (exported first, to its export/ or `folder`) or a folder of `build_export`.
+    """Push a voice to the Hub: a folder of `build_export`, or a run, exported first to export/ or `folder`.
 
-    card: the keywords of `build_export` for a run, {"language": "en", "consent": "..."} at least. The token is
-    the secret HF_TOKEN or that of a login on this machine; without one, or with `dry_run`, nothing leaves the
-    machine. Raises UserError when the Hub refuses, and when a private push would land in a public repository.
+    card: for a run, the keywords of `build_export`, {"language": "en", "consent": "..."} at least. The token
+    is the secret HF_TOKEN or a login's; without one, or with `dry_run`, nothing leaves this machine.
+    Raises UserError when the Hub refuses, and when a private push would land in a public repository.
     """
     path = source.path if isinstance(source, RunFolder) else Path(source)
     if (path / "export.json").is_file():
         if card:
-            raise UserError(f"{path} has its model card already: edit its README.md, or publish the run with card=...")
+            raise UserError(f"{path} has its card already: edit its README.md, or publish the run again")
         _name_repository(path, repo_id)
     else:
-        needed, known = {"language", "consent"}, set(inspect.signature(build_export).parameters) - {"run", "folder"}
-        card = {"repo_id": repo_id, **(card or {})}
+        needed = {"language", "consent"}
+        known = set(inspect.signature(build_export).parameters) - {"run", "folder", "repo_id"}
+        card = card or {}
         if not needed <= card.keys() <= known:
-            raise UserError(f"card has {sorted(card)}; it needs {sorted(needed)} and can have {sorted(known)}")
-        path = build_export(path, folder or path / "export", **card)
-    files = {file.relative_to(path).as_posix(): file.stat().st_size for name in FILES for file in path.glob(name)}
+            raise UserError(f"card has {sorted(card)}; it needs {sorted(needed)} and takes {sorted(known)}")
+        path = build_export(path, folder or path / "export", repo_id=repo_id, **card)
+    there = sorted(file for name in FILES for file in path.glob(name))
+    files = {file.relative_to(path).as_posix(): file.stat().st_size for file in there}
     if dry_run:
         return PublishResult(path, None, files, True, "dry run, nothing was pushed")
-    if not repo_id:
-        raise UserError("publishing needs a repository: name it, as in repo_id='you/my-voice'")
+    if not repo_id or repo_id.count("/") != 1:
+        raise UserError(f"repo_id is {repo_id!r}: name the repository to publish to, as in 'you/my-voice'")
     token = token or _find_token()
     if not token:
         return PublishResult(path, None, files, True, "no HF_TOKEN was found, nothing was pushed")
@@ -159,7 +164,13 @@ def publish(
 
 
 def verify_export(
-    source: str | Path, text: str, original: Voice | None = None, *, steps: int = 16, seed: int = 0, token=None
+    source: str | Path,
+    text: str,
+    original: Voice | None = None,
+    *,
+    steps: int = 16,
+    seed: int = 0,
+    token: str | None = None,
 ) -> Verification:
     """Load an export folder, or a repository of the Hub by name, afresh and let it speak.
 
@@ -172,13 +183,13 @@ def verify_export(
     voice.precision = original.precision if original else voice.precision
     speech = voice.speak(text, steps=steps, seed=seed, progress=False)
     if not speech.audio.isfinite().all() or speech.audio.abs().max() < 1e-4:
-        return Verification(False, speech, None, f"{source} is silent or not finite: export it with precision='fp32'")
+        return Verification(False, speech, None, f"{source} is silent or not finite: export it as 'fp32'")
     if original is None:
         return Verification(True, speech, None, f"{source} loads and speaks; it was compared with nothing")
     expected = original.speak(text, steps=steps, seed=seed, progress=False)
     if expected.mel.shape != speech.mel.shape:
-        lengths = f"{len(speech.mel)} frames, the original {len(expected.mel)}"
-        return Verification(False, speech, None, f"{source} says it in {lengths}: its reference is another one")
+        lengths = f"it says this in {len(speech.mel)} frames and the original in {len(expected.mel)}"
+        return Verification(False, speech, None, f"{lengths}: the references differ")
     distance = (expected.mel - speech.mel).abs().mean().item()
     told = f"its log-mel is {distance:.4f} from the original's, where {SAME_VOICE} is allowed"
     return Verification(distance < SAME_VOICE, speech, distance, told)
@@ -191,7 +202,7 @@ def _write_model(model, folder: Path, precision: str) -> int:
     """Returns the number of parameters."""
     file = export_model(model, folder, _DTYPES[precision]) / "model.safetensors"
     if not all(tensor.isfinite().all() for tensor in read_tensors(file).values()):
-        raise UserError(f"{model.origin} has weights that {precision} cannot hold: export with precision='fp32'")
+        raise UserError(f"{precision} cannot hold the weights of {model.origin}: say precision='fp32'")
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -235,8 +246,9 @@ def _push(folder: Path, files: dict[str, int], repo_id: str, token: str, private
         url = api.create_repo(repo_id, private=private, exist_ok=True)
         # `exist_ok` also accepts a repository that is there and public.
         if private and not api.model_info(repo_id).private:
-            raise UserError(f"{repo_id} is a public repository: make it private, name another, or say private=False")
-        api.upload_folder(repo_id=repo_id, folder_path=folder, allow_patterns=list(FILES), commit_message="The voice")
+            raise UserError(f"{repo_id} is public: make it private, name another, or say private=False")
+        allowed = {"allow_patterns": list(FILES)}
+        api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Publish the voice", **allowed)
         missing = sorted(files.keys() - set(api.list_repo_files(repo_id)))
         if missing:
             raise UserError(f"{repo_id} lacks {missing[0]} after the push: run this again")

@@ -196,7 +196,8 @@ def read_reference(path: str | Path, text: str, model: CFM) -> Reference:
     seconds = len(audio) / mel_config.sample_rate
     if not 0.5 <= seconds <= LONGEST_REFERENCE or not audio.any():
         raise UserError(
-            f"the reference {path} has {seconds:.1f} s of sound; give one of 0.5 to {LONGEST_REFERENCE:.0f} s, best 4 to 10"
+            f"the reference {path} has {seconds:.1f} s of sound; "
+            f"give one of 0.5 to {LONGEST_REFERENCE:.0f} s, best 4 to 10"
         )
     audio = match_loudness(audio)
     text = normalise(text, model.tokenizer.normaliser)

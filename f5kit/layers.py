@@ -1,4 +1,4 @@
-"""The blocks that the backbones are made of. Attribute names are upstream's, so that published weights load as they are.
+"""The blocks that the backbones are made of. Attribute names are upstream's, so that published weights load.
 
     b  items in the batch        n   mel frames            d   channels
     h  attention heads           nt  text tokens           dt  channels of the text embedding
@@ -62,7 +62,9 @@ def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
 class Attention(nn.Module):
     """Self-attention over an item's own frames. `pe_attn_head` is how many heads get positions (None: all)."""
 
-    def __init__(self, dim: int, heads: int, dim_head: int, dropout: float, qk_norm: str | None, pe_attn_head: int | None):
+    def __init__(
+        self, dim: int, heads: int, dim_head: int, dropout: float, qk_norm: str | None, pe_attn_head: int | None
+    ):
         super().__init__()
         self.heads, self.pe_attn_head = heads, pe_attn_head
         self.to_q = nn.Linear(dim, heads * dim_head)
@@ -98,7 +100,9 @@ class FeedForward(nn.Module):
         super().__init__()
         inner = int(dim * mult)
         self.ff = nn.Sequential(
-            nn.Sequential(nn.Linear(dim, inner), nn.GELU(approximate="tanh")), nn.Dropout(dropout), nn.Linear(inner, dim)
+            nn.Sequential(nn.Linear(dim, inner), nn.GELU(approximate="tanh")),
+            nn.Dropout(dropout),
+            nn.Linear(inner, dim),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -245,7 +249,7 @@ class TextEmbedding(nn.Module):
 
 
 def spread(x: Tensor, letters: Tensor, mask: Tensor | None) -> Tensor:
-    """Repeat the letters' vectors of x (b n dt) evenly over the item's frames; what is left over goes to the last ones."""
+    """Repeat the letters' vectors of x (b n dt) evenly over the item's frames; the last ones get what is left over."""
     b, n, _ = x.shape
     frame = torch.arange(n, device=x.device)[None]  # 1 n
     length = letters.sum(1, keepdim=True).clamp(min=1)  # b 1

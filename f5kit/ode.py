@@ -1,4 +1,4 @@
-"""Solving dx/dt = v(t, x) from noise at t = 0 to speech at t = 1: which times to visit, and how to step between them."""
+"""Solving dx/dt = v(t, x) from noise at t = 0 to speech at t = 1: the times to visit, and the steps between them."""
 
 from __future__ import annotations
 

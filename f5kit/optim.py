@@ -19,7 +19,7 @@ def build_optimizer(parameters: Iterable[nn.Parameter], config: TrainConfig) -> 
     try:
         from bitsandbytes.optim import AdamW8bit
     except ImportError:
-        raise UserError('optimizer "adamw8bit" needs bitsandbytes: pip install bitsandbytes, or choose "adamw"') from None
+        raise UserError('"adamw8bit" needs bitsandbytes: pip install bitsandbytes, or choose "adamw"') from None
     return AdamW8bit(parameters, **common)
 
 

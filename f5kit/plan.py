@@ -156,18 +156,20 @@ def plan_run(
     train = TrainConfig(
         updates=updates, learning_rate=rate, warmup_updates=updates // 10, update_frames=update_frames,
         micro_frames=micro_frames, ema_horizon=max(updates // 10, 1), evaluate_every=max(updates // 20, 1),
-        save_every=max(updates // 4, 1), optimizer=optimizer, precision=precision, checkpointing=checkpointing, seed=seed,
+        save_every=max(updates // 4, 1), optimizer=optimizer, precision=precision, checkpointing=checkpointing,
+        seed=seed,
     )  # fmt: skip
     peak = memory.peak_gb(micro_frames, checkpointing)
     checkpoint_gb = parameters * (8 + _OPTIMIZER_BYTES[optimizer]) / _GIB
     disk = checkpoint_gb * (train.keep_checkpoints + 2) + total * config.mel.n_mels * 4 / _GIB
     why["EMA"] = "a tenth of the run, started afresh"
     why["memory"] = f"estimated; {host.device_name} has {host.memory_gb:.1f} GB"
-    why["disk"] = f"{train.keep_checkpoints} checkpoints, the best, and one being written; {host.disk_free_gb:.0f} GB free"
+    kept = f"{train.keep_checkpoints} checkpoints, the best, and one being written"
+    why["disk"] = f"{kept}; {host.disk_free_gb:.0f} GB free"
     fits = peak <= host.memory_gb * _USABLE and disk <= host.disk_free_gb
     return RunPlan(
-        model=model, train=train, parameters=parameters, device=host.device,
-        device_name=host.device_name, accumulation=math.ceil(update_frames / micro_frames), predicted_peak_gb=peak, measured_peak_gb=None,
+        model=model, train=train, parameters=parameters, device=host.device, device_name=host.device_name,
+        accumulation=math.ceil(update_frames / micro_frames), predicted_peak_gb=peak, measured_peak_gb=None,
         seconds_per_update=seconds, minutes=seconds * updates / 60, disk_gb=disk, fits=fits, reasons=why,
     )  # fmt: skip
 
@@ -213,7 +215,7 @@ def count_parameters(config: ModelConfig) -> int:
 
 
 def flops_per_frame(config: ModelConfig) -> float:
-    """Forward and backward arithmetic of one frame: six per weight of the blocks' linear layers, and a tenth for attention."""
+    """Forward and backward arithmetic of one frame: six per weight of the linear layers, and a tenth for attention."""
     inner = config.heads * config.dim_head
     block = 4 * config.dim * inner + 2 * config.dim * config.dim * config.ff_mult
     edges = (3 * config.mel.n_mels + config.text_dim) * config.dim + config.dim * (config.dim // 16) * 31 * 2

@@ -192,9 +192,7 @@ def _make_clips(
             row |= {"status": "rejected", "reasons": [str(error).replace(f"{folder}{os.sep}", "")]}
         rows.append({**row, "source": recording.source})
     if not heard:
-        raise UserError(
-            f"none of the {len(rows)} clips in {folder} can be used; {rows[0]['id']}: {rows[0]['reasons'][0]}"
-        )
+        raise UserError(f"none of the {len(rows)} clips in {folder} can be used; {rows[0]['reasons'][0]}")
     return sorted(rows, key=lambda row: row["id"]), heard
 
 
@@ -230,13 +228,13 @@ def clean_clip(path: Path, options: _Options) -> tuple[Tensor, list[str], Levels
     """
     audio, rate = decode(path, max_seconds=max(600.0, 2 * options.max_seconds))
     if rate < 8000:
-        raise UserError(f"its sample rate is {rate} Hz; speech needs 8000 Hz or more")
+        raise UserError(f"{path} has a sample rate of {rate} Hz; speech needs 8000 Hz or more")
     mono, cancelled = to_mono(audio)
     levels = measure_levels(mono, rate)
     if levels.rms_dbfs < -60:
-        raise UserError(f"it is silent ({levels.rms_dbfs:.0f} dBFS); record it again")
+        raise UserError(f"{path} is silent ({levels.rms_dbfs:.0f} dBFS); record it again")
     if levels.clipped > 0.01:
-        raise UserError(f"{levels.clipped:.0%} of it is clipped; record it again at a lower level")
+        raise UserError(f"{path} is clipped for {levels.clipped:.0%} of its time; record it again, less loud")
     faults = ["channels in opposite phase: the left one is used"] if cancelled else []
     offset = float(mono.mean())
     if abs(offset) > 0.1 * 10 ** (levels.rms_dbfs / 20):
@@ -252,7 +250,7 @@ def clean_clip(path: Path, options: _Options) -> tuple[Tensor, list[str], Levels
     if not options.min_seconds <= seconds <= options.max_seconds:
         remedy = "cut it at its pauses" if seconds > options.max_seconds else "join it with its neighbour"
         span = f"{options.min_seconds:g} to {options.max_seconds:g} s"
-        raise UserError(f"it lasts {seconds:.2f} s, and clips of {span} are used; {remedy}")
+        raise UserError(f"{path} lasts {seconds:.2f} s, and clips of {span} are used; {remedy}")
     return clip, faults, levels
 
 

@@ -39,7 +39,7 @@ def english_vocab() -> list[str]:
 
 
 def coverage(texts: Iterable[str], vocab: Iterable[str], normaliser: str = "basic") -> dict[str, int]:
-    """Characters of `texts` that `vocab` lacks, with their counts, the most frequent first. Empty when all are there."""
+    """Characters of `texts` that `vocab` lacks, with their counts, the most frequent first; empty if all are there."""
     known = set(vocab)
     missing = Counter(c for text in texts for c in normalise(text, normaliser) if c not in known)
     return dict(missing.most_common())
@@ -108,9 +108,10 @@ _CLAUSE_END = re.compile(r"(?<=[,;:،、，；：])\s*")
 
 
 def split_sentences(text: str, max_chars: int) -> list[str]:
-    """Cut a long text into pieces of at most `max_chars` characters: at sentences, then clauses, then words, then anywhere.
+    """Cut a long text into pieces of at most `max_chars` characters.
 
-    Neighbouring pieces are joined again while they fit, so that short sentences share one breath.
+    It is cut at sentences, where these are too long at clauses, then at words, and at last anywhere. Neighbouring
+    pieces are joined again while they fit, so that short sentences share one breath.
     """
     if max_chars < 1:
         raise UserError(f"max_chars is {max_chars}; a piece of text needs at least one character")

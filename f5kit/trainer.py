@@ -1,4 +1,4 @@
-"""The training loop. It knows no audio and no user interface: it emits events, and callbacks do with them what they like.
+"""The training loop. It knows no audio and no user interface: it emits events, and callbacks do the rest.
 
 Two counters. `step` counts batches consumed and keys the data and all randomness; `update` counts updates applied and
 keys the schedule and the EMA. A batch whose gradient is not finite advances `step` alone and changes nothing else.
@@ -7,7 +7,7 @@ Events, in the order they come, also kept as lines of the run's events.jsonl:
 
     {"event": "start", "update": 0, "step": 0, "resumed": false, ...}
     {"event": "evaluate", "update": 0, "loss_raw": 4.01, "loss_ema": 4.01}
-    {"event": "update", "update": 1, "step": 0, "loss": 4.2, "lr": 1e-5, "grad_norm": 0.9, "frames": 2400, "seconds": 0.8}
+    {"event": "update", "update": 1, "step": 0, "loss": 4.2, "lr": 1e-5, "grad_norm": 0.9, "frames": 2400, ...}
     {"event": "skip", "step": 7, "reason": "...", "clips": ["a", "b"]}
     {"event": "save", "update": 100, "path": "..."}
     {"event": "end", "update": 400, "minutes": 12.5}
@@ -232,7 +232,8 @@ class Trainer:
         weights, loss = min((("raw", state["loss_raw"]), ("ema", state["loss_ema"])), key=lambda pair: pair[1])
         best = self.run.best
         if best is None or best["loss"] is None or loss < best["loss"]:
-            self.run.choose(checkpoint.name, weights, "lowest held-out loss", loss)
+            which = "held-out" if self.dataset.heldout else "training"
+            self.run.choose(checkpoint.name, weights, f"lowest loss on the {which} clips", loss)
         self.run.rotate(self.config.keep_checkpoints)
         self._emit("save", path=str(checkpoint.path))
 

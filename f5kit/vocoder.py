@@ -9,6 +9,7 @@ Both take raw natural-log mels, as `audio.log_mel` makes them, and return float3
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 import torch
@@ -25,10 +26,9 @@ WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _MEL_CLASS = "vocos.feature_extractors.MelSpectrogramFeatures"
 _MEL_DEFAULTS = {"sample_rate": 24_000, "n_fft": 1024, "hop_length": 256, "n_mels": 100, "padding": "center"}
 _BACKBONE_CLASS, _HEAD_CLASS = "vocos.models.VocosBackbone", "vocos.heads.ISTFTHead"
-_HUB_PATIENCE = 3.0  # seconds to wait for the Hub's first answer, when Griffin-Lim could speak at once
 
 
-class Vocoder(nn.Module):
+class Vocoder(nn.Module, ABC):
     """What every vocoder can do. Subclasses fill in `_synthesise`."""
 
     name: str
@@ -60,9 +60,9 @@ class Vocoder(nn.Module):
         audio = self._synthesise(batch)[:, : (n - 1) * self.mel_config.hop_length]  # b nw
         return audio.reshape(*mel.shape[:-2], -1).to(device)
 
+    @abstractmethod
     def _synthesise(self, mel: Tensor) -> Tensor:
         """Log-mel (b, n, d) to samples (b, nw)."""
-        raise NotImplementedError
 
 
 class GriffinLim(Vocoder):
@@ -144,8 +144,8 @@ class VocosVocoder(Vocoder):
     @classmethod
     def from_hub(cls, mel: MelConfig | None = None) -> VocosVocoder:
         """The published 24 kHz weights, from the local cache or the Hub. UserError when there is no way."""
-        config = _read_config(_hub_file("config.yaml"))
-        return cls(config, _read_weights(_hub_file("pytorch_model.bin")), mel, origin=VOCOS_REPOSITORY)
+        config = _read_config(download(VOCOS_REPOSITORY, "config.yaml"))
+        return cls(config, _read_weights(download(VOCOS_REPOSITORY, "pytorch_model.bin")), mel, origin=VOCOS_REPOSITORY)
 
     def _load(self, tensors: dict[str, Tensor], origin: str) -> None:
         own = self.state_dict()
@@ -237,20 +237,3 @@ def _read_config(path: Path) -> dict:
 
 def _read_weights(path: Path) -> dict[str, Tensor]:
     return read_tensors(path if path.suffix == ".safetensors" else convert_pickle(path))
-
-
-def _hub_file(filename: str) -> Path:
-    """A file of the published repository, from the cache; asked of the Hub only when that answers quickly."""
-    from huggingface_hub import constants, get_session, try_to_load_from_cache
-
-    cached = try_to_load_from_cache(VOCOS_REPOSITORY, filename)
-    if isinstance(cached, str):
-        return Path(cached)
-    try:  # a download without a network would retry for half a minute
-        get_session().head(constants.ENDPOINT, timeout=_HUB_PATIENCE)
-    except Exception as error:
-        raise UserError(
-            f"{filename} of {VOCOS_REPOSITORY} is not in the local cache and the Hub cannot be reached "
-            f"({type(error).__name__}): connect, or name a local folder"
-        ) from None
-    return download(VOCOS_REPOSITORY, filename)

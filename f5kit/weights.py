@@ -24,6 +24,8 @@ PUBLISHED = {
     "E2TTS_Base": ("SWivid/E2-TTS", "E2TTS_Base/model_1200000.safetensors", "E2TTS_Base/vocab.txt"),
 }
 
+_HUB_PATIENCE = 3.0  # seconds to wait for the Hub's first answer
+
 
 def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file and flush it to the disk."""
@@ -40,7 +42,7 @@ def read_tensors(path: str | Path, device: str = "cpu") -> dict[str, Tensor]:
 
     path = Path(path)
     if path.suffix in (".pt", ".bin", ".pth", ".ckpt"):
-        raise UserError(f"{path} is a pickle, which can run code when it is read: use f5kit.weights.convert_pickle first")
+        raise UserError(f"{path} is a pickle, which can run code when read: use f5kit.weights.convert_pickle first")
     if not path.is_file():
         raise UserError(f"there is no weights file {path}")
     try:
@@ -114,12 +116,16 @@ def download_published(name: str, what: str) -> Path:
 
 def download(repository: str, filename: str) -> Path:
     """One file of a Hub repository, from the local cache when it is there. Raises UserError when it can't be had."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub import constants, get_session, hf_hub_download, try_to_load_from_cache
 
+    cached = try_to_load_from_cache(repository, filename)
+    if isinstance(cached, str):
+        return Path(cached)
     try:
+        # Asked first and briefly: without a network the download itself would retry for half a minute.
+        get_session().head(constants.ENDPOINT, timeout=_HUB_PATIENCE)
         return Path(hf_hub_download(repository, filename))
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except Exception as error:  # the library's errors, and those of the HTTP client beneath it, which changes
         raise UserError(
             f"{filename} of {repository} is not in the local cache and the Hub did not give it "
             f"({type(error).__name__}): check the connection, or name a local folder that holds the weights"

@@ -12,6 +12,7 @@ import io
 import math
 import os
 import random
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -33,12 +34,18 @@ class Html:
     def _repr_html_(self) -> str:
         return self.text
 
+    def __repr__(self) -> str:
+        return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", self.text)).split())
+
 
 class Picture:
     """A matplotlib figure that a notebook shows whether or not pyplot was ever imported; `save` writes it."""
 
     def __init__(self, figure):
         self.figure = figure
+
+    def __repr__(self) -> str:
+        return "a picture"
 
     def _repr_png_(self) -> bytes:
         data = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Real human speech for tests: the LibriVox recordings of Debian's pocketsphinx-testdata, as a folder of pairs."""
+"""Real human speech for tests: the LibriVox recordings of Debian's pocketsphinx-testdata."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def librivox_available() -> bool:
 
 
 def lay_out_librivox(folder: Path) -> dict[str, str]:
-    """Copy the five recordings (16 kHz, one reader of *Sense and Sensibility*) to `folder` as a.wav and a.txt.
+    """Copy the five recordings (16 kHz, one reader of Sense and Sensibility) to `folder` as a.wav and a.txt.
 
     Returns the texts by name. They are lower case and without punctuation, as the package has them.
     """

@@ -29,10 +29,10 @@ LAYERS = {
     -1: "errors",
     0: "config host",
     1: "audio text weights layers ode optim asr",
-    2: "dit unett mmdit vocoder data",
+    2: "dit unett mmdit vocoder data ingest",
     3: "cfm prepare lora",
-    4: "checkpoint plan",
-    5: "trainer inference",
+    4: "checkpoint",
+    5: "plan trainer inference card",
     6: "evaluate hub log widgets serve",
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names.split()}

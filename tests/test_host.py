@@ -71,6 +71,8 @@ def test_p100_with_kernels_trains_in_fp32():
         ((7, 5), ("compute_90",), False),
         ((9, 0), ("sm_90a",), True),
         ((10, 3), ("sm_100a", "compute_100a"), False),  # the letter a: this GPU and no other
+        ((10, 3), ("sm_100f",), True),
+        ((12, 0), ("compute_100f",), False),
         ((9, 4), ("gfx90a", "gfx942"), True),  # another vendor's build
     ],
 )

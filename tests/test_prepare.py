@@ -1,10 +1,11 @@
-"""Preparing recordings: every vector gets its verdict, every row is accounted for, nothing half-made is left."""
+"""Preparing recordings: every vector gets its verdict, every row is accounted for, nothing is half-made."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,8 +26,17 @@ from f5kit.prepare import prepare_dataset
 TEXT = "A short sentence to say."
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Short clips are no work to share: threads that wait for each other cost more than they bring."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 def voice(seconds: float = 2.0, rate: int = 24_000, level: float = 0.1, seed: int = 0) -> numpy.ndarray:
-    """Something between tone and noise, loud from the first sample to the last, so that trimming takes nothing."""
+    """Tone and noise, loud from the first sample to the last, so that trimming takes nothing."""
     time = numpy.arange(round(seconds * rate)) / rate
     noise = numpy.random.default_rng(seed).standard_normal(len(time))
     return (level * (numpy.sin(2 * math.pi * 200 * time) + 0.2 * noise)).astype(numpy.float32)
@@ -111,10 +121,10 @@ AUDIO = [
     ("header_of_30_bytes", cut(wav(MONO), lambda n: 30), "rejected", "cannot be read|holds no samples"),
     ("header_only", cut(wav(MONO), lambda n: 44), "rejected", "holds no samples|cut short"),
     ("one_sample", wav(MONO[:1]), "rejected", "silent|lasts"),
-    ("truncated_to_half", cut(wav(MONO), lambda n: n // 2), "rejected", "cut short: it holds 1.00 s of the 2.00 s"),
+    ("truncated_to_half", cut(wav(MONO), lambda n: n // 2), "rejected", "holds 1.00 s of the 2.00 s"),
     ("size_of_a_pipe", with_header_bytes(40, b"\xff\xff\xff\xff"), "accepted", None),
     ("rate_0", with_header_bytes(24, b"\0\0\0\0"), "rejected", "cannot be read|sample rate"),
-    ("rate_4000", wav(voice(rate=4000), 4000), "rejected", "sample rate is 4000 Hz"),
+    ("rate_4000", wav(voice(rate=4000), 4000), "rejected", "sample rate of 4000 Hz"),
     ("rate_8000", wav(voice(rate=8000), 8000), "accepted", None),
     ("rate_44100", wav(voice(rate=44_100), 44_100), "accepted", None),
     ("u8", wav(MONO, subtype="PCM_U8"), "accepted", None),
@@ -131,7 +141,7 @@ AUDIO = [
     ("anti_phase", wav(numpy.stack([MONO, -MONO], 1)), "repaired", "opposite phase"),
     ("mp3_named_wav", lambda path: soundfile.write(path, MONO, 24_000, format="MP3"), "accepted", None),
     ("flac_named_wav", lambda path: soundfile.write(path, MONO, 24_000, format="FLAC"), "accepted", None),
-    ("html_named_wav", raw(b"<!DOCTYPE html><html><body>404</body></html>" * 99), "rejected", "cannot be read"),
+    ("html_named_wav", raw(b"<!DOCTYPE html><html>404</html>" * 99), "rejected", "cannot be read"),
     ("pipe", os.mkfifo, "rejected", "is not a file"),
     ("link", link, "accepted", None),
     ("seconds_0.29", wav(voice(0.29)), "rejected", "lasts 0.29 s"),
@@ -156,7 +166,7 @@ def test_every_audio_vector_gets_its_verdict(tmp_path):
         row = got[name]
         assert row["status"] == verdict, row
         if reason:
-            assert any(__import__("re").search(reason, said) for said in row["reasons"]), row
+            assert any(re.search(reason, said) for said in row["reasons"]), row
         assert str(tmp_path) not in json.dumps(row)  # no path of this machine in a file that is shared
     # What is used is equally loud, 24 kHz, mono, 16 bit, and as long as it says.
     for row in rows:
@@ -179,7 +189,7 @@ TABLES = [
     ("utf16", "\n".join(GOOD).encode("utf-16"), "aaa", []),
     ("crlf", "\r\n".join(GOOD).encode(), "aaa", []),
     ("blank_lines", ["", *GOOD, "", "   "], "aaa", []),
-    ("with_suffix_and_folder", [f"wavs/a1.wav|{TEXT}", f"./wavs/a2|{TEXT}", f"wavs\\a3.wav|{TEXT}"], "aaa", []),
+    ("with_folder", [f"wavs/a1.wav|{TEXT}", f"./wavs/a2|{TEXT}", f"wavs\\a3.wav|{TEXT}"], "aaa", []),
     ("other_suffix", [f"a1.flac|{TEXT}", *GOOD[1:]], "aaa", []),
     ("third_column", [f"{row}|a short sentence" for row in GOOD], "aaa", []),
     ("header", ["file_name|text", *GOOD], "aaa", []),
@@ -211,15 +221,10 @@ def test_every_row_of_a_table_is_accounted_for(tmp_path, name, table, expected, 
     said = [reason for row in rows for reason in row["reasons"]]
     assert "".join(letter[by_source[f"wavs/a{n}.wav"]["status"]] for n in (1, 2, 3)) == expected, said
     rest = [row for row in rows if row not in by_source.values()]
-    malformed = [row for row in rest if row["source"] is None]
-    # A line that could not be read leaves its recording unnamed; both are rows.
     assert len(rows) == 3 + len(rest) and all(row["status"] == "rejected" for row in rest)
+    assert len(rest) == len(others), said
     for reason in others:
         assert any(reason in sentence for row in rest for sentence in row["reasons"]), said
-    assert len(malformed) == sum(name in case for case in (
-        "extra_column", "too_many_columns", "wrong_delimiter", "missing_file", "absolute", "drive", "parent", "not_utf8"
-    ))  # fmt: skip
-    assert len(rest) == len(malformed) + (name == "duplicate")
 
 
 def test_texts_are_kept_as_people_wrote_them(tmp_path):
@@ -340,7 +345,9 @@ def test_the_report_tells_what_the_clips_hold(tmp_path):
 def test_real_human_speech_is_prepared(tmp_path):
     texts = lay_out_librivox(tmp_path / "in")
     rows, report = prepared(tmp_path / "in")
-    assert len(texts) == 5 and [row["status"] for row in rows] == ["accepted"] * 5
+    assert len(texts) == 5 and report["accepted"] + report["repaired"] == 5
+    # Four of the five carry a constant offset of a tenth of their level or more.
+    assert {reason[:9] for row in rows for reason in row["reasons"]} == {"DC offset"}
     assert {row["id"]: row["text"] for row in rows} == texts
     assert [row["split"] for row in rows].count("heldout") == 1
     assert 15 < report["seconds"] < 60 and report["characters_per_second"]["outliers"] == {}

@@ -221,7 +221,7 @@ def test_auto_offline_is_griffin_lim_at_once(monkeypatch, mels):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     start = time.monotonic()
     vocoder = load_vocoder("auto")
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 10  # retries take twice that; the first import of the Hub takes two
     assert vocoder.name == "griffin-lim"
     assert "rougher in sound than Vocos" in vocoder.why and "config.yaml" in vocoder.why
     with pytest.raises(UserError, match="config.yaml of charactr/vocos-mel-24khz is not in the local cache"):
@@ -233,7 +233,7 @@ def test_auto_without_a_network_does_not_retry(monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
     start = time.monotonic()
     assert load_vocoder("auto").name == "griffin-lim"
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 10
 
 
 def test_auto_takes_vocos_from_the_local_cache(monkeypatch, tmp_path, published, mels):

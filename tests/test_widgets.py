@@ -77,6 +77,7 @@ def test_long_sounds_are_compressed():
 def test_table_takes_rows_and_dicts_and_escapes():
     shown = table([{"a": 1, "b": "<x>"}, {"a": 0.123456}]).text
     assert "&lt;x&gt;" in shown and "0.1235" in shown and shown.count("<tr>") == 3
+    assert repr(table([{"a": 1, "b": "<x>"}])) == "a b 1 <x>"  # where no HTML is shown
     assert "free" in table({"free": 2}).text
 
 

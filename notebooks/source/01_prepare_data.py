@@ -14,8 +14,8 @@
 
 # %% [markdown]
 # ## Parameters
-# `source` is your folder, `language` its code, `voice` the name the dataset will have. `consent` says by what right you use this
-# voice; it goes into the model card later, and nothing is prepared without it.
+# `source` is your folder, `language` its code, `voice` the name the dataset will have. `consent` says by
+# what right you use this voice; it goes into the model card later, and nothing is prepared without it.
 
 # %% [parameters]
 workspace = ""  #@param {type:"string"}

@@ -125,8 +125,8 @@ run.best
 # The figures behind the choice, in a file: the losses of all candidates, and which one became the voice.
 
 # %%
-result = {"notebook": "<<name>>", "seconds": round(time.time() - started, 1), "run": str(run.path)}
-result |= {"losses": {c.name: c.loss for c in candidates}, "chosen": run.best}
+result = {"notebook": "<<name>>", "seconds": round(time.time() - started, 1)}
+result |= {"run": str(run.path), "losses": {c.name: c.loss for c in candidates}, "chosen": run.best}
 result |= {"sounds": [str(path) for path in sounds.values()], "plots": [str(plot)]}
 path = root / "results" / "<<name>>" / "result.json"
 path.parent.mkdir(parents=True, exist_ok=True)

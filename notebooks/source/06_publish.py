@@ -1,20 +1,21 @@
 # %% [markdown]
 # # 06 · Publish
 #
-# **You get** a folder that holds your voice and nothing else: weights, reference, samples and a model card; on the
-# Hugging Face Hub if you want it there.
+# **You get** a folder that holds your voice and nothing else: weights, reference, samples and a model card;
+# on the Hugging Face Hub if you want it there.
 #
 # **It takes** a minute, and the upload.
 #
-# **You need** a run folder from notebook 02 or 03. To push, also a repository name in the form and a token with
-# write access as the secret `HF_TOKEN` of Colab or Kaggle, or in the environment; never in a cell.
+# **You need** a run folder from notebook 02 or 03. To push, also a repository name in the form and a token
+# with write access as the secret `HF_TOKEN` of Colab or Kaggle, or in the environment; never in a cell.
 
 # %% [install]
 
 # %% [markdown]
 # ## Parameters
-# Without `repo_id` or token nothing leaves this machine: the folder is built, checked and shown. Pushed repositories
-# are private until you decide otherwise on the Hub. Empty `consent` and `language` are taken from notebook 01.
+# Without `repo_id` or token nothing leaves this machine: the folder is built, checked and shown. Pushed
+# repositories are private until you decide otherwise on the Hub. Empty `consent` and `language` are taken
+# from notebook 01, an empty `licence` from the base model, which may forbid others.
 
 # %% [parameters]
 workspace = ""  #@param {type:"string"}
@@ -23,13 +24,14 @@ run_name = ""  #@param {type:"string"}
 repo_id = ""  #@param {type:"string"}
 language = ""  #@param {type:"string"}
 consent = ""  #@param ["", "I am the speaker", "The speaker agreed", "Public domain"] {allow-input: true}
+licence = ""  #@param ["", "cc-by-nc-4.0", "cc-by-4.0", "cc0-1.0", "mit"] {allow-input: true}
 text = "Hello there. I learned to speak in a notebook."  #@param {type:"string"}
 seed = 0  #@param {type:"integer"}
 demo = False  #@param {type:"boolean"}
 
 # %% [markdown]
-# What notebook 01 was told about this voice is read from its result, when that result is about the same voice.
-# Without a statement of consent there is no card, and without a card no voice should travel.
+# What notebook 01 was told about this voice is read from its result, when that result is about the same
+# voice. Without a statement of consent there is no card, and without a card no voice should travel.
 
 # %%
 import json
@@ -42,17 +44,16 @@ from f5kit.host import workspace_root
 started = time.time()
 root = Path(workspace or workspace_root() / "f5kit_workspace").resolve()
 run = RunFolder(root / "runs" / (run_name or voice))
-told = root / "results" / "01_prepare_data" / "result.json"
-told = json.loads(told.read_text()) if told.is_file() else {}
-told = told if told.get("voice") == voice else {}
-consent, language = consent or told.get("consent", ""), language or told.get("language", "")
-if not consent or not language:
-    raise UserError("consent or language is empty, and notebook 01 has told neither: fill in the form")
+file = root / "results" / "01_prepare_data" / "result.json"
+if file.is_file() and (told := json.loads(file.read_text()))["voice"] == voice:
+    consent, language = consent or told["consent"], language or told["language"]
+if not (consent and language):
+    raise UserError("consent or language is empty, and notebook 01 told neither: fill in the form")
 
 # %% [markdown]
 # ## A sample
-# One sentence by the chosen checkpoint. It goes into the folder as a sample, and is the yardstick for the check
-# further down.
+# One sentence by the chosen checkpoint. It goes into the folder as a sample, and is the yardstick for the
+# check further down.
 
 # %%
 from f5kit import Voice
@@ -64,33 +65,33 @@ sample
 
 # %% [markdown]
 # ## Export
-# Weights in half precision, what they mean, the reference with its words, the sample, and the card. A training
-# checkpoint is several times as large; none of its optimizer state leaves this machine.
+# Weights in half precision, what they mean, the reference with its words, the sample, and the card. A
+# training checkpoint is several times as large; none of its optimizer state leaves this machine.
 
 # %%
 from f5kit.hub import build_export
 from f5kit.widgets import table
 
-how = {"language": language, "consent": consent, "samples": [sample], "repo_id": repo_id or None}
-folder = build_export(run, root / "exports" / run.path.name, **how)
-files = {path.relative_to(folder).as_posix(): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
-table({name: f"{size / 1e6:.2f} MB" for name, size in sorted(files.items())})
+how = {"language": language, "consent": consent, "licence": licence or None, "repo_id": repo_id or None}
+folder = build_export(run, root / "exports" / run.path.name, samples=[sample], **how)
+files = sorted(path for path in folder.rglob("*") if path.is_file())
+table({path.relative_to(folder): f"{path.stat().st_size / 1e6:.2f} MB" for path in files})
 
 # %% [markdown]
 # ## The model card
-# What others will read first. Its figures come from the run itself, its licence from the base model. Edit `README.md`
-# in the folder if you have more to say.
+# What others will read first. Its figures come from the run itself, its licence from the base model. Edit
+# `README.md` in the folder if you have more to say.
 
 # %%
 from IPython.display import Markdown
 
-card = (folder / "README.md").read_text(encoding="utf-8").split("---", 2)[-1]  # without its header for the Hub
-Markdown(card)
+card = (folder / "README.md").read_text(encoding="utf-8")
+Markdown(card.split("---", 2)[-1])  # without the header that the Hub reads
 
 # %% [markdown]
 # ## Check
-# The folder is loaded as a stranger would load it, and says the same sentence. It passes when the two differ by the
-# rounding to half precision and by nothing else.
+# The folder is loaded as a stranger would load it, and says the same sentence. It passes when the two
+# differ by the rounding to half precision and by nothing else.
 
 # %%
 from f5kit.hub import verify_export
@@ -104,8 +105,8 @@ players({"the run": sample, "the export": check.speech})
 
 # %% [markdown]
 # ## Publish
-# With a repository name and a token this pushes, to a private repository; otherwise it says what would be pushed.
-# What was pushed is fetched back and has to say the sentence once more.
+# With a repository name and a token this pushes, to a private repository; otherwise it says what would be
+# pushed. What was pushed is fetched back and has to say the sentence once more.
 
 # %%
 from f5kit import publish
@@ -121,7 +122,7 @@ if not published.dry_run:
 
 # %%
 result = {"notebook": "<<name>>", "run": str(run.path), "seconds": round(time.time() - started, 1)}
-result |= {"export": str(folder), "files": files, "url": published.url, "check": str(check)}
+result |= {"export": str(folder), "files": published.files, "url": published.url, "check": str(check)}
 result |= {"distance": check.distance, "sounds": [str(path) for path in sorted(folder.glob("samples/*"))]}
 path = root / "results" / "<<name>>" / "result.json"
 path.parent.mkdir(parents=True, exist_ok=True)

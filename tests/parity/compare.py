@@ -37,7 +37,7 @@ from f5_tts.model import CFM as UpstreamCFM  # noqa: E402
 from f5_tts.model import DiT as UpstreamDiT  # noqa: E402
 
 VOCAB = 60
-SMALL = dict(backbone="dit", dim=64, depth=3, heads=4, dim_head=16, ff_mult=2, text_dim=32, conv_layers=2)
+SMALL = dict(backbone="dit", dim=64, depth=3, heads=2, dim_head=16, ff_mult=2, text_dim=32, conv_layers=2)
 V0 = dict(text_mask_padding=False, pe_attn_head=1)
 CASES = {
     "v0": V0,
@@ -164,7 +164,7 @@ def upstream_draws(seed: int, mel: Tensor) -> dict:
 
 def make_item(rng: random.Random, dtype: torch.dtype, drops: tuple[bool, bool], long_text=False) -> Item:
     """A clip of random length, with a seed under which upstream makes the wanted drops (audio, text)."""
-    n = rng.randint(60, 160)
+    n = rng.randint(32, 96)
     nt = rng.randint(n + 1, n + 30) if long_text else rng.randint(4, n // 2)
     mel = torch.randn(n, 100, dtype=dtype, generator=torch.Generator().manual_seed(rng.getrandbits(40)))
     text = [rng.randrange(VOCAB) for _ in range(nt)]
