@@ -162,7 +162,7 @@ class CFM(nn.Module):
             noise = [torch.randn(k, d, generator=g) for k, g in zip(durations, streams, strict=True)]
             noise = nn.utils.rnn.pad_sequence(noise, batch_first=True)
         velocity = self._velocity(prompt, text, mask, cfg_strength, dtype)
-        times = time_grid(steps, sway, epss).to(device)
+        times = time_grid(steps, sway, epss, torch.promote_types(dtype, torch.float32)).to(device)
         for x in integrate(velocity, noise.to(device), times, method):
             yield torch.where(given, cond, self.unscale(x))
 

@@ -173,28 +173,21 @@ def is_live() -> bool:
     """Whether someone may be watching: in a notebook kernel, unless F5KIT_PROGRESS=plain asks for lines."""
     if os.environ.get("F5KIT_PROGRESS") == "plain":
         return False
-    try:
-        from IPython import get_ipython
-    except ImportError:
-        return False
+    from IPython import get_ipython
+
     return getattr(get_ipython(), "kernel", None) is not None
 
 
-def live_progress(samples=None, every_seconds: float | None = None, live: bool | None = None) -> LiveProgress:
+class LiveProgress:
     """A trainer callback that shows how far a run is: bar and curve in a notebook, else a line now and then.
 
     `samples` is a SampleCallback that stands earlier in the list: its newest sounds get players.
     `every_seconds` is the time between two refreshes (default 2 in a notebook, 10 for lines).
     """
-    live = is_live() if live is None else live
-    return LiveProgress(live, every_seconds or (2.0 if live else 10.0), samples)
 
-
-class LiveProgress:
-    """What `live_progress` returns. It keeps the events it was given and draws from them alone."""
-
-    def __init__(self, live: bool, every_seconds: float, samples=None):
-        self.live, self.every_seconds, self.samples = live, every_seconds, samples
+    def __init__(self, samples=None, every_seconds: float | None = None, live: bool | None = None):
+        self.live, self.samples = is_live() if live is None else live, samples
+        self.every_seconds = every_seconds or (2.0 if self.live else 10.0)
         self.events: list[dict] = []
         self.updates = 0  # of the whole run
         self._shown_at = self._curve_at = -math.inf
@@ -205,7 +198,7 @@ class LiveProgress:
         if event["event"] == "start":
             self.updates = trainer.plan.train.updates
             self._started, self._from = time.monotonic(), event["update"]
-        self.events.append({**event, "at": time.monotonic()})
+        self.events.append(event)
         telling = event["event"] in ("start", "evaluate", "skip", "end")
         if telling or time.monotonic() - self._shown_at >= self.every_seconds:
             self._shown_at = time.monotonic()
@@ -255,22 +248,17 @@ class LiveProgress:
 # ---- A panel to speak with
 
 
-def speak_panel(voice, folder=".", dataset=None) -> SpeakPanel:
+class SpeakPanel:
     """A form with a Generate button, a player and a download link, for a loaded Voice.
 
     Every sentence is also written to `folder`. The reference is the one the voice was loaded with, a clip of
-    `dataset`, or an uploaded recording.
+    `dataset`, or an uploaded recording. The widgets are attributes; `generate` is what the button does.
     """
-    return SpeakPanel(voice, Path(folder), dataset)
 
-
-class SpeakPanel:
-    """What `speak_panel` returns: the widgets as attributes, `generate` as what the button does."""
-
-    def __init__(self, voice, folder: Path, dataset=None):
+    def __init__(self, voice, folder: str | Path = ".", dataset=None):
         import ipywidgets as w
 
-        wide, self.voice, self.folder, self.files = w.Layout(width="95%"), voice, folder, []
+        wide, self.voice, self.folder, self.files = w.Layout(width="95%"), voice, Path(folder), []
         self._own = own = voice.reference
         clips = [clip for clip in dataset.clips if clip.seconds <= LONGEST_REFERENCE] if dataset else []
         self._references = {f"{own.name} (as loaded)": (None, own.text)}  # label -> (path, text)
@@ -350,18 +338,14 @@ class SpeakPanel:
 # ---- A blind comparison
 
 
-def blind_ab(pairs: list[dict], seed: int = 0) -> BlindAB:
+class BlindAB:
     """Compare two voices without knowing which is which.
 
     `pairs` holds dicts of two sounds by name, the same names in each. Pairs and sides are shuffled by `seed`.
+    `vote` is what the buttons do; `summary` names the voices at the end.
     """
-    return BlindAB(pairs, seed)
 
-
-class BlindAB:
-    """What `blind_ab` returns. `vote` is what the buttons do; `summary` names the voices at the end."""
-
-    def __init__(self, pairs: list[dict], seed: int):
+    def __init__(self, pairs: list[dict], seed: int = 0):
         import ipywidgets as w
 
         names = [tuple(sorted(pair)) for pair in pairs]
@@ -409,3 +393,6 @@ class BlindAB:
         from IPython.display import display
 
         display(self.box)
+
+
+live_progress, speak_panel, blind_ab = LiveProgress, SpeakPanel, BlindAB  # as notebooks call them

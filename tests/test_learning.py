@@ -1,9 +1,9 @@
 """Training learns speech and not averages.
 
-The bar is the loss of the best predictor that knows only each mel bin's mean and deviation: (pi / 2) times the mean
-deviation of the bins (derived and checked in test_model.py). Speech has structure beyond that, so a model that learns it
-goes well below the bar; in a run whose frames were shuffled, each bin by itself, there is nothing beyond averages, and it
-must not.
+The bar is the loss of the best predictor that knows only each mel bin's mean and deviation: (pi / 2) times the
+mean deviation of the bins (derived and checked in test_model.py). Speech has structure beyond that, so a model
+that learns it goes well below the bar. In a run whose frames were shuffled, each bin by itself, there is nothing
+beyond averages, and it must not.
 """
 
 import pytest

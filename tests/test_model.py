@@ -66,8 +66,9 @@ def test_samples_are_the_same_alone_and_in_a_batch(model):
     batch = make_batch(model)
     tokens = [model.tokenizer.encode(text) for text in TEXTS]
     settings = dict(steps=5, cfg_strength=2.0)
-    *_, together = model.sample(batch.mel[:, :50], tokens, LENGTHS, cond_lens=[50, 40, 30, 20], seeds=[5, 6, 7, 8], **settings)
-    for i, own in enumerate((50, 40, 30, 20)):
+    owns = (50, 40, 30, 20)
+    *_, together = model.sample(batch.mel[:, :50], tokens, LENGTHS, cond_lens=owns, seeds=[5, 6, 7, 8], **settings)
+    for i, own in enumerate(owns):
         *_, alone = model.sample(batch.mel[i : i + 1, :own], [tokens[i]], [LENGTHS[i]], seeds=[5 + i], **settings)
         assert (together[i, : LENGTHS[i]] - alone[0]).abs().max() < 1e-4
         assert torch.equal(alone[0, :own], batch.mel[i, :own]), "the reference must come out untouched"
