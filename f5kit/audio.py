@@ -168,7 +168,8 @@ def read_audio(path: str | Path, sample_rate: int = 24_000) -> Tensor:
 
 
 def write_audio(path: str | Path, audio: Tensor, sample_rate: int = 24_000) -> Path:
-    """Write (nw,) float32 as .wav or .flac (16 bit), .mp3 or .ogg. The file appears whole or not at all.
+    """Write (nw,) float32 as .wav or .flac (16 bit), .mp3 or .ogg. The file appears whole or not at all,
+    and its folder with it.
 
     Samples beyond full scale are held at it. Raises UserError for another suffix, ValueError for samples
     that are not finite.
@@ -181,6 +182,7 @@ def write_audio(path: str | Path, audio: Tensor, sample_rate: int = 24_000) -> P
     if audio.ndim != 1 or not bool(torch.isfinite(audio).all()):
         raise ValueError(f"audio of shape {tuple(audio.shape)} must be one row of finite samples")
     form = _WRITABLE[path.suffix.lower()]
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     samples = audio.detach().cpu().float().clamp(-1, 1).numpy()
     try:

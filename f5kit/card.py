@@ -55,7 +55,7 @@ def run_figures(run: RunFolder, weights: str) -> dict:
         if event["event"] == "evaluate" and event["update"] == 0:
             facts["first_loss"] = event["loss_raw"]
     try:
-        dataset = load_dataset(info["dataset"])
+        dataset = load_dataset(run.dataset_folder)
     except UserError:
         return facts
     if dataset.manifest_hash == info["manifest_hash"]:  # else it is no longer what the run was trained on

@@ -1,7 +1,7 @@
 """Run folders and the checkpoints in them, and loading a model from anywhere.
 
     runs/my_voice/
-      run.json                  the plan, the dataset and its manifest's hash
+      run.json                  the plan, the dataset (its path from here) and its manifest's hash
       events.jsonl              one line for each thing that happened
       best.json                 which checkpoint, raw or EMA, and why
       checkpoints/update_000400/
@@ -94,6 +94,11 @@ class RunFolder:
             raise UserError(f"{self.path} holds no run: it has no run.json; train first, or name another folder")
         return json.loads(file.read_text(encoding="utf-8"))
 
+    @property
+    def dataset_folder(self) -> Path:
+        """Where the dataset lies that the run was trained on."""
+        return Path(os.path.normpath(self.path / self.info["dataset"]))
+
     def checkpoints(self) -> list[Checkpoint]:
         """Every checkpoint folder, oldest first, whether whole or not."""
         folders = sorted((self.path / "checkpoints").glob("update_*"))
@@ -110,15 +115,21 @@ class RunFolder:
 
     @property
     def best(self) -> dict | None:
-        """{"checkpoint", "weights", "loss", "why"}, or None before the first checkpoint."""
+        """{"checkpoint", "weights", "loss", "why", "by"}, or None before the first checkpoint."""
         file = self.path / "best.json"
         return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
-    def choose(self, checkpoint: str, weights: str, why: str, loss: float | None = None) -> None:
-        """Point `best.json` at a checkpoint ("update_000400") and at its "raw" or "ema" weights."""
+    def choose(
+        self, checkpoint: str, weights: str, why: str, loss: float | None = None, by: str = "user"
+    ) -> None:
+        """Point `best.json` at a checkpoint ("update_000400") and at its "raw" or "ema" weights.
+
+        The trainer chooses by="trainer" and changes its mind as the loss falls; a user's choice it leaves alone.
+        """
         if not (self.path / "checkpoints" / checkpoint / WEIGHTS[weights]).is_file():
             raise UserError(f"{self.path} has no {weights} weights of {checkpoint}")
-        write_json(self.path / "best.json", {"checkpoint": checkpoint, "weights": weights, "loss": loss, "why": why})
+        best = {"checkpoint": checkpoint, "weights": weights, "loss": loss, "why": why, "by": by}
+        write_json(self.path / "best.json", best)
 
     def checkpoint(self, name: str | None = None) -> Checkpoint:
         """The checkpoint of that name; without a name the best one, else the newest whole one."""
@@ -169,6 +180,14 @@ class RunFolder:
         for checkpoint in self.checkpoints()[:-keep]:
             if checkpoint.name != best:
                 shutil.rmtree(checkpoint.path)
+
+
+def relative_path(path: Path, start: Path) -> str:
+    """The way from one folder to another, so that a workspace can be moved; absolute between two drives."""
+    try:
+        return os.path.relpath(path.resolve(), start.resolve())
+    except ValueError:
+        return str(path.resolve())
 
 
 def write_meaning(folder: Path, model: CFM) -> None:

@@ -18,6 +18,7 @@ import json
 import os
 import random
 import shutil
+import statistics
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -133,6 +134,27 @@ class Dataset:
     def report(self) -> dict:
         """What preparation found, from report.json."""
         return json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
+
+    def typical_clip(self, longest: float = 15.0) -> Clip:
+        """The training clip that serves best as a reference: near 6 seconds long, at the voice's usual pace.
+
+        Raises UserError when every clip is longer than `longest` seconds.
+        """
+        pace = statistics.median(len(clip.text) / clip.seconds for clip in self.train)
+        usable = [clip for clip in self.train if clip.seconds <= longest]
+        if not usable:
+            raise UserError(f"{self.folder} has no clip below {longest:g} s to refer to: give a reference")
+        return min(usable, key=lambda c: abs(c.seconds - 6) / 6 + abs(len(c.text) / c.seconds - pace) / pace)
+
+    def sample_clip(self) -> Clip:
+        """A held-out clip of middling length, to be said again by models (a training clip when none is held out)."""
+        clips = sorted(self.heldout or self.train, key=lambda clip: clip.seconds)
+        return clips[len(clips) // 2]
+
+    def judging_batches(self, tokenizer: Tokenizer) -> list[Batch]:
+        """The clips that models are judged on, in batches of four: at most 16 held-out ones (training ones if none)."""
+        clips = sorted((self.heldout or self.train)[:16], key=lambda clip: clip.frames)
+        return [self.batch(clips[i : i + 4], tokenizer) for i in range(0, len(clips), 4)]
 
     def rows(self) -> list[dict]:
         """Every row of the manifest, the rejected ones too."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +11,9 @@ import torch
 from f5kit.cfm import CFM, held_out_loss
 from f5kit.checkpoint import RunFolder
 from f5kit.config import ModelConfig
-from f5kit.data import Clip, Dataset
+from f5kit.data import Dataset
 from f5kit.errors import UserError
-from f5kit.inference import Speech, Voice, read_reference, typical_clip
+from f5kit.inference import Speech, Voice, read_reference
 from f5kit.vocoder import Vocoder, load_vocoder
 
 
@@ -27,7 +26,7 @@ class SampleCallback:
 
     def __init__(self, dataset: Dataset, text: str | None = None, *, steps: int = 16, seed: int = 0, vocoder="auto"):
         self.dataset, self.steps, self.seed = dataset, steps, seed
-        self.text = text or sample_sentence(dataset).text
+        self.text = text or dataset.sample_clip().text
         self.vocoder = vocoder
         self.latest: dict[str, Speech] = {}
 
@@ -45,15 +44,9 @@ class SampleCallback:
         model = trainer.model
         if isinstance(self.vocoder, str):
             self.vocoder = load_vocoder(self.vocoder, model.config.mel, str(model.device))
-        clip = typical_clip(self.dataset)
+        clip = self.dataset.typical_clip()
         reference = read_reference(self.dataset.path(clip), clip.text, model)
         return Voice(model, reference, self.vocoder, trainer.config.precision)
-
-
-def sample_sentence(dataset: Dataset) -> Clip:
-    """A held-out clip of middling length (of the training clips when none is held out)."""
-    clips = sorted(dataset.heldout or dataset.train, key=lambda clip: clip.seconds)
-    return clips[len(clips) // 2]
 
 
 @dataclass
@@ -94,8 +87,8 @@ def compare_checkpoints(
     whole = [c for c in run.checkpoints() if c.damage() is None]
     if not whole:
         raise UserError(f"{run.path} has no whole checkpoint to compare: train first")
-    clip = typical_clip(dataset)
-    text = text or sample_sentence(dataset).text
+    clip = dataset.typical_clip()
+    text = text or dataset.sample_clip().text
     sources = [("base", "", run.info["model"])]
     sources += [(c.name, weights, c.path) for c in whole for weights in ("raw", "ema")]
     candidates = []
@@ -103,18 +96,16 @@ def compare_checkpoints(
         reference = dataset.path(clip), clip.text
         voice = Voice.load(source, *reference, weights=weights or None, vocoder=vocoder, device=device)
         vocoder = voice.vocoder  # loaded once
-        with voice._autocast():
+        with voice.autocast():
             loss = dataset_loss(voice.model, dataset)
         speech = voice.speak(text, steps=steps, seed=seed, progress=False)
         candidates.append(Candidate(checkpoint, weights, loss, speech))
     return candidates
 
 
-def dataset_loss(model: CFM, dataset: Dataset, clips: Sequence[Clip] | None = None, repeats: int = 4) -> float:
-    """The held-out loss of a model on a dataset's held-out clips (or the given ones)."""
-    clips = sorted(clips or dataset.heldout or dataset.train, key=lambda clip: clip.frames)
-    batches = [dataset.batch(clips[i : i + 4], model.tokenizer) for i in range(0, len(clips), 4)]
-    return held_out_loss(model, batches, repeats)
+def dataset_loss(model: CFM, dataset: Dataset, repeats: int = 4) -> float:
+    """The loss of a model on the clips that the dataset judges by, with fixed noise and times."""
+    return held_out_loss(model, dataset.judging_batches(model.tokenizer), repeats)
 
 
 def loss_of_averages(dataset: Dataset, config: ModelConfig) -> float:
@@ -124,5 +115,5 @@ def loss_of_averages(dataset: Dataset, config: ModelConfig) -> float:
     s^2 / ((1 - t)^2 + t^2 s^2), and its integral over t in [0, 1] is (pi / 2) s. So the loss is (pi / 2) times the
     mean deviation of the bins, in the model's scale. A model that has learned anything about speech is below it.
     """
-    mels = torch.cat([dataset.mel(clip) for clip in dataset.heldout or dataset.train])
+    mels = torch.cat([dataset.mel(clip) for clip in (dataset.heldout or dataset.train)[:16]])  # as in judging_batches
     return math.pi / 2 * (mels.std(dim=0) / config.mel_std).mean().item()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import io
-import statistics
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from torch import Tensor
 from f5kit.audio import log_mel, match_loudness, read_audio, trim_silence, write_audio
 from f5kit.cfm import CFM
 from f5kit.checkpoint import RunFolder, load_model
-from f5kit.data import Clip, Dataset, load_dataset
+from f5kit.data import load_dataset
 from f5kit.errors import UserError
 from f5kit.host import detect_host
 from f5kit.text import normalise, split_sentences
@@ -66,9 +65,7 @@ class Speech:
 
     def save(self, path: str | Path) -> Path:
         """Write a sound file; the suffix says which kind (wav, flac, mp3, ogg)."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        write_audio(path, self.audio, self.sample_rate)
-        return Path(path)
+        return write_audio(path, self.audio, self.sample_rate)
 
     def _repr_html_(self) -> str:
         import soundfile
@@ -116,7 +113,7 @@ class Voice:
         return cls(model, read_reference(reference, reference_text, model), vocoder, host.precision.value)
 
     def __repr__(self) -> str:
-        return f"Voice({self.model.origin}; reference {self.reference.name}; {self.vocoder})"
+        return f"Voice({self.model.origin}; reference {self.reference.name}; vocoder {self.vocoder.name})"
 
     def speak(
         self,
@@ -171,7 +168,7 @@ class Voice:
         for i, chunk in enumerate(chunks):
             tokens = self.model.tokenizer.encode(f"{self.reference.text} {chunk}")
             new = max(len(chunk) * self._pace() / speed, shortest)
-            with self._autocast():
+            with self.autocast():
                 for mel in self.model.sample(  # noqa: B007
                     reference[None], [tokens], [round(len(reference) + new)], steps=steps, cfg_strength=cfg_strength,
                     sway=sway, seeds=seed + i,
@@ -182,7 +179,8 @@ class Voice:
             yield mel[0, len(reference) :]
         bar.close()
 
-    def _autocast(self):
+    def autocast(self):
+        """The context in which this voice's model runs: its precision."""
         if self.precision == "fp32":
             return nullcontext()
         dtype = torch.bfloat16 if self.precision == "bf16" else torch.float16
@@ -212,27 +210,19 @@ def find_reference(source: str | Path) -> tuple[Path, str]:
         return path / "reference.wav", (path / "reference.txt").read_text(encoding="utf-8").strip()
     for folder in (path, path.parent.parent):
         if (folder / "run.json").is_file():
-            dataset = load_dataset(RunFolder(folder).info["dataset"])
-            clip = typical_clip(dataset)
+            dataset = load_dataset(RunFolder(folder).dataset_folder)
+            clip = dataset.typical_clip(LONGEST_REFERENCE)
             return dataset.path(clip), clip.text
     if path.exists():
         raise UserError(f"{path} carries no reference: give one, Voice.load(..., 'clip.wav', 'what is said in it')")
+    return demo_reference()
+
+
+def demo_reference() -> tuple[Path, str]:
+    """(audio, text) of a clip of the bundled demo voice."""
     demo = Path(__file__).parent / "demo_voice"
     texts = dict(line.split("|", 1) for line in (demo / "metadata.csv").read_text(encoding="utf-8").splitlines())
     return demo / "wavs" / f"{DEMO_REFERENCE}.flac", texts[DEMO_REFERENCE]
-
-
-def typical_clip(dataset: Dataset) -> Clip:
-    """The training clip that serves best as a reference: near 6 seconds long, at the voice's usual pace."""
-    pace = statistics.median(len(clip.text) / clip.seconds for clip in dataset.train)
-
-    def oddness(clip: Clip) -> float:
-        return abs(clip.seconds - 6) / 6 + abs(len(clip.text) / clip.seconds - pace) / pace
-
-    usable = [clip for clip in dataset.train if clip.seconds <= LONGEST_REFERENCE]
-    if not usable:
-        raise UserError(f"{dataset.folder} has no clip below {LONGEST_REFERENCE:.0f} s to refer to: give a reference")
-    return min(usable, key=oddness)
 
 
 def cross_fade(pieces: list[Tensor], overlap: int) -> Tensor:

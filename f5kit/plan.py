@@ -251,8 +251,8 @@ def _choose_optimizer(optimizer: str, host: Host, why: dict[str, str]) -> str:
 
 
 def _choose_update(total: int, longest: int, why: dict[str, str]) -> int:
-    frames = min(max(total // 10, 2_400), 19_200)
-    why["update"] = "a tenth of the voice, between 26 s and 205 s: a guess, not tuned"
+    frames = min(max(total // 10, 1_600), 19_200)
+    why["update"] = "a tenth of the voice, between 17 s and 205 s: a guess, not tuned"
     return max(frames, longest)
 
 

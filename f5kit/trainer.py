@@ -24,7 +24,7 @@ from pathlib import Path
 import torch
 
 from f5kit.cfm import CFM, Draws, draw, held_out_loss
-from f5kit.checkpoint import Checkpoint, RunFolder, load_model
+from f5kit.checkpoint import Checkpoint, RunFolder, load_model, relative_path
 from f5kit.config import TrainConfig
 from f5kit.data import Batch, Dataset, batches, micro_batches, to_device
 from f5kit.errors import UserError
@@ -36,7 +36,6 @@ _MAY_CHANGE = {
     "micro_frames", "checkpointing", "compile", "save_every", "evaluate_every", "keep_checkpoints",
     "updates", "learning_rate", "warmup_updates", "ema_horizon",
 }  # fmt: skip
-_HELDOUT_CLIPS = 16  # judged at each evaluation
 
 
 class Trainer:
@@ -78,7 +77,7 @@ class Trainer:
 
     def _open_run(self) -> Checkpoint | None:
         """Make the run folder, or check that what is in it is this run. Returns the checkpoint to go on from."""
-        info = {"model": self.plan.model, "dataset": str(self.dataset.folder.resolve()),
+        info = {"model": self.plan.model, "dataset": relative_path(self.dataset.folder, self.run.path),
                 "manifest_hash": self.dataset.manifest_hash, "plan": self.plan.to_dict()}  # fmt: skip
         if (self.run.path / "run.json").is_file():
             self._check_same(self.run.info, info)
@@ -133,8 +132,7 @@ class Trainer:
         for clip in self.dataset.clips:  # an unknown letter is told before the run, not in the middle of it
             if len(tokenizer.encode(clip.text)) > clip.frames:
                 raise UserError(f"{clip.id} has more letters than mel frames: its transcript belongs to another clip")
-        heldout = sorted(self.dataset.heldout or self._clips, key=lambda clip: clip.frames)[:_HELDOUT_CLIPS]
-        self._heldout = [self.dataset.batch(heldout[i : i + 4], tokenizer) for i in range(0, len(heldout), 4)]
+        self._heldout = self.dataset.judging_batches(tokenizer)
 
     # One step
 
@@ -231,9 +229,9 @@ class Trainer:
         checkpoint = self.run.save(self.update, tensors, self.model, state)
         weights, loss = min((("raw", state["loss_raw"]), ("ema", state["loss_ema"])), key=lambda pair: pair[1])
         best = self.run.best
-        if best is None or best["loss"] is None or loss < best["loss"]:
+        if best is None or (best["by"] == "trainer" and loss < best["loss"]):  # a user's choice stays
             which = "held-out" if self.dataset.heldout else "training"
-            self.run.choose(checkpoint.name, weights, f"lowest loss on the {which} clips", loss)
+            self.run.choose(checkpoint.name, weights, f"lowest loss on the {which} clips", loss, by="trainer")
         self.run.rotate(self.config.keep_checkpoints)
         self._emit("save", path=str(checkpoint.path))
 

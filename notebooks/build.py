@@ -40,7 +40,7 @@ NOTEBOOKS: dict[str, dict[str, str]] = {
         "number": "03",
         "title": "Finetune on a 40 or 80 GB GPU",
         "machine": "a GPU of 40 GB or more, such as Colab's A100 (Kaggle lends none: take notebook 02 there)",
-        "ways": "bfloat16, larger batches and a compiled model",
+        "ways": "bfloat16 and larger batches",
     },
     "04_choose_checkpoint": {"source": "04_choose_checkpoint", **T4},
     "05_speak": {"source": "05_speak", **T4},

@@ -7,7 +7,7 @@ import torch
 from f5kit.audio import write_audio
 from f5kit.checkpoint import load_model
 from f5kit.errors import UserError
-from f5kit.inference import Voice, cross_fade, find_reference, typical_clip
+from f5kit.inference import Voice, cross_fade, find_reference
 
 FAST = dict(steps=2, progress=False)
 
@@ -75,7 +75,7 @@ def test_references_that_cannot_serve(tmp_path):
 
 
 def test_the_typical_clip_is_a_training_clip_of_usual_length(dataset):
-    clip = typical_clip(dataset)
+    clip = dataset.typical_clip()
     assert clip in dataset.train
     assert clip.seconds <= 15
 

@@ -91,13 +91,11 @@ table(versions)
 # and back without any model in between: this copy is the best that any voice on this machine can sound.
 
 # %%
-import f5kit
 from f5kit import load_vocoder, log_mel, read_audio
+from f5kit.inference import demo_reference
 from f5kit.widgets import mel_figure, players
 
-folder = Path(f5kit.__file__).parent / "demo_voice"
-name, reference_text = (folder / "metadata.csv").read_text().splitlines()[0].split("|")
-recorded = folder / "wavs" / f"{name}.flac"
+recorded, reference_text = demo_reference()
 recording = read_audio(recorded)
 vocoder = load_vocoder()
 copy = vocoder.decode(log_mel(recording))

@@ -103,12 +103,13 @@ players({row["id"]: dataset.folder / row["audio"] for row in rows[:4] if row["au
 # not in the model's: write it out in other letters, or start from a model that has them.
 
 # %% [check]
-from f5kit import coverage, load_model
+from f5kit import coverage
+from f5kit.checkpoint import load_tokenizer
 
-base = load_model("starter" if demo else base_model)
-missing = coverage([clip.text for clip in dataset.clips], base.tokenizer.vocab)
-known = len(base.tokenizer.vocab)
-print(f"{base.config.name} knows {known} characters; your texts have {len(missing)} others")
+base = "starter" if demo else base_model
+tokenizer = load_tokenizer(base)
+missing = coverage([clip.text for clip in dataset.clips], tokenizer.vocab, tokenizer.normaliser)
+print(f"{base} knows {len(tokenizer.vocab)} tokens; your texts have {len(missing)} characters besides")
 table([{"missing": repr(character), "times": count} for character, count in missing.items()])
 
 # %% [markdown]

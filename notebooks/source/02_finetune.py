@@ -47,7 +47,7 @@ started = time.time()
 root = Path(workspace or workspace_root() / "f5kit_workspace").resolve()
 run_name = run_name or voice
 if demo:
-    base_model, minutes = "starter", minutes or 4.0
+    base_model, updates = "starter", updates or 300
 
 # %% [markdown]
 # ## The machine and the data
@@ -90,12 +90,10 @@ Picture(plan.plot_schedule())
 
 # %%
 from f5kit import Voice
-from f5kit.evaluate import sample_sentence
-from f5kit.inference import typical_clip
 from f5kit.widgets import players
 
-run_dir, reference = root / "runs" / run_name, typical_clip(dataset)
-sentence = sample_sentence(dataset)
+run_dir, reference = root / "runs" / run_name, dataset.typical_clip()
+sentence = dataset.sample_clip()
 speaker = Voice.load(base_model, reference=dataset.path(reference), reference_text=reference.text)
 before = speaker.speak(sentence.text, steps=16, seed=seed).save(run_dir / "samples" / "base.wav")
 vocoder = speaker.vocoder

@@ -37,14 +37,13 @@ import time
 from pathlib import Path
 
 from f5kit import RunFolder, UserError, load_dataset
-from f5kit.evaluate import sample_sentence
 from f5kit.host import workspace_root
 
 started = time.time()
 root = Path(workspace or workspace_root() / "f5kit_workspace").resolve()
 run = RunFolder(root / "runs" / (run_name or voice))
-dataset = load_dataset(run.info["dataset"])
-sentence = text or sample_sentence(dataset).text
+dataset = load_dataset(run.dataset_folder)
+sentence = text or dataset.sample_clip().text
 steps, pairs = (8, 2) if demo else (steps, pairs)
 
 # %% [markdown]
@@ -68,7 +67,7 @@ table([{"candidate": c.name, "held-out loss": c.loss} for c in candidates])
 from f5kit.widgets import players
 
 print(sentence)
-clip = sample_sentence(dataset)
+clip = dataset.sample_clip()
 recorded = {} if text else {"recorded": dataset.path(clip)}
 folder = root / "sounds" / run.path.name
 sounds = {c.name: c.speech.save(folder / f"04_{c.name.replace(' ', '_')}.wav") for c in candidates}

@@ -42,7 +42,7 @@ from f5kit.host import workspace_root
 started = time.time()
 root = Path(workspace or workspace_root() / "f5kit_workspace").resolve()
 run = RunFolder(root / "runs" / (run_name or voice))
-dataset = load_dataset(run.info["dataset"])
+dataset = load_dataset(run.dataset_folder)
 speaker = Voice.load(run.path, reference="auto")
 speaker
 
