@@ -230,6 +230,6 @@ def test_badges_lead_to_this_repository():
     notebooks = sorted((ROOT / "notebooks").glob("*.ipynb"))
     assert notebooks, "there are no notebooks: run make notebooks"
     for path in notebooks:
-        badge = f"colab.research.google.com/github/{slug}/blob/main/notebooks/{path.name}"
+        badge = f"colab.research.google.com/github/{slug}/blob/v{PROJECT['version']}/notebooks/{path.name}"
         assert badge in path.read_text(encoding="utf-8"), f"{path.name} has no Colab badge to {badge}"
         assert badge in readme, f"README.md has no Colab badge for {path.name}"

@@ -1,0 +1,67 @@
+"""The README: its snippets run, its commands exist, its figures are a recorded run's, its links lead somewhere."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def run(code, folder):
+    return subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=600)
+
+
+def test_the_python_snippet_trains_and_speaks(tmp_path):
+    done = run(SNIPPETS[0], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "hello.wav").stat().st_size > 1_000
+
+
+def test_the_sweep_makes_one_table(dataset, tmp_path):
+    shutil.copytree(dataset.folder, tmp_path / "runs" / "demo" / "data" / "my_voice")
+    (tmp_path / "notebooks").symlink_to(ROOT / "notebooks")
+    done = run(SNIPPETS[1], tmp_path)
+    assert done.returncode == 0, done.stderr
+    header, *rows = done.stdout.strip().splitlines()[-3:]
+    assert header.split() == ["learning", "rate", "loss", "before", "loss", "after"]
+    (low, before, after), (high, before_too, _) = (map(float, row.split()) for row in rows)
+    assert (low, high) == (0.001, 0.003)
+    assert before == before_too > after
+
+
+def test_there_are_no_snippets_that_no_test_runs():
+    assert len(SNIPPETS) == 2
+
+
+@pytest.mark.parametrize("target", sorted(set(re.findall(r"(?:^|`)make (\w+)", README, re.MULTILINE))))
+def test_commands_exist(target):
+    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+
+
+def test_the_runner_helps():
+    done = subprocess.run([sys.executable, "notebooks/run.py", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "--demo" in done.stdout
+
+
+def test_figures_are_those_of_the_recorded_run():
+    record = json.loads((ROOT / "benchmarks" / "results" / "demo.json").read_text())
+    assert {"command", "commit", "date", "hardware", "versions"} <= record.keys()
+    text = " ".join(README.split())
+    minutes, again = record["seconds_in_all"] / 60, record["seconds_when_resumed"] / 60
+    losses = record["losses"]
+    assert f"took {minutes:.1f} minutes, and the second time {again:.1f} minutes" in text
+    assert f"fell from {losses['start']:.2f} to {losses['end']:.2f}" in text
+    assert f"reaches {record['loss_of_averages']:.2f}" in text
+
+
+def test_links_to_files_lead_there():
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
