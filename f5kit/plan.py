@@ -11,7 +11,7 @@ import math
 from dataclasses import asdict, dataclass
 
 from f5kit.checkpoint import OWN_PRESETS, describe_model
-from f5kit.config import OPTIMIZERS, PRECISIONS, ModelConfig, TrainConfig
+from f5kit.config import CHECKPOINTING, OPTIMIZERS, PRECISIONS, ModelConfig, TrainConfig
 from f5kit.data import Dataset
 from f5kit.errors import UserError
 from f5kit.host import Host
@@ -125,6 +125,7 @@ def plan_run(
     precision: str = "auto",
     update_frames: int | None = None,
     micro_frames: int | None = None,
+    checkpointing: str = "auto",
     seed: int = 0,
 ) -> RunPlan:
     """Derive a run from what is known.
@@ -147,7 +148,10 @@ def plan_run(
     optimizer = _choose_optimizer(optimizer, host, why)
     update_frames = update_frames or _choose_update(total, longest, why)
     memory = MemoryModel(config, parameters, precision, optimizer)
-    micro_frames, checkpointing = _choose_micro(micro_frames, update_frames, longest, memory, host, why)
+    _known("checkpointing", checkpointing, CHECKPOINTING)
+    micro_frames, checkpointing = _choose_micro(
+        micro_frames, update_frames, longest, memory, host, why, checkpointing
+    )
     seconds = update_frames * flops_per_frame(config) / (_tflops(host, why) * 1e12)
     updates = _choose_updates(updates, minutes, dataset.seconds / 60, seconds, why)
     fresh = model in OWN_PRESETS
@@ -256,12 +260,16 @@ def _choose_update(total: int, longest: int, why: dict[str, str]) -> int:
     return max(frames, longest)
 
 
-def _choose_micro(micro, update_frames: int, longest: int, memory: MemoryModel, host: Host, why: dict[str, str]):
+def _choose_micro(
+    micro, update_frames: int, longest: int, memory: MemoryModel, host: Host, why: dict[str, str], asked: str
+):
     """(padded frames, checkpointing) of one forward pass."""
     plain, recomputed = memory.largest(host.memory_gb, "none"), memory.largest(host.memory_gb, "full")
     checkpointing = "none" if plain >= max(longest, update_frames // 4) else "full"
-    room = plain if checkpointing == "none" else recomputed
     why["activation checkpointing"] = f"{plain:,} frames fit without it, {recomputed:,} with it (estimated)"
+    if asked != "auto":
+        checkpointing, why["activation checkpointing"] = asked, "as given"
+    room = memory.largest(host.memory_gb, checkpointing)
     if max(room, micro or 0) < longest:
         raise UserError(
             f"the longest clip has {longest:,} frames and about {room:,} fit on {host.device_name} "
