@@ -17,6 +17,8 @@ from torch.nn.utils.rnn import pad_sequence
 from f5kit.cfm import CFM, Draws
 from f5kit.data import collate
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 GOLDEN = Path(__file__).parent / "golden"
 INPUTS = load_file(GOLDEN / "inputs.safetensors")
 ITEMS = range(3)

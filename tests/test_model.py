@@ -16,6 +16,8 @@ from f5kit.data import collate
 from f5kit.errors import UserError
 from f5kit.text import Tokenizer, english_vocab
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TINY = PRESETS["tiny"]
 VARIANTS = {
     "v1": dict(average_upsampling=False, qk_norm=None),
