@@ -79,13 +79,27 @@ def held_out_draws(batch: Batch, repeats: int, repeat: int) -> Draws:
     return draws
 
 
+def build_backbone(config: ModelConfig) -> nn.Module:
+    """The backbone a config names, with fresh weights. All have one signature, dit.py's.
+
+    What `embed_text` returns is the backbone's own affair: it goes back into its `forward` untouched.
+    """
+    if config.backbone == "unett":
+        from f5kit.unett import UNetT
+
+        return UNetT(config)
+    if config.backbone == "mmdit":
+        from f5kit.mmdit import MMDiT
+
+        return MMDiT(config)
+    return DiT(config)
+
+
 class CFM(nn.Module):
     """A backbone with its flow. `config` and `tokenizer` say how its weights read text and mels."""
 
     def __init__(self, config: ModelConfig, tokenizer: Tokenizer):
         super().__init__()
-        if config.backbone != "dit":
-            raise UserError(f"{config.name} has the backbone {config.backbone!r}; this version of f5kit builds dit")
         if len(tokenizer.vocab) != config.vocab_size:
             raise UserError(
                 f"{config.name} was made for {config.vocab_size} tokens and the vocabulary has {len(tokenizer.vocab)}: "
@@ -93,7 +107,7 @@ class CFM(nn.Module):
             )
         self.config, self.tokenizer = config, tokenizer
         self.origin = "fresh weights"  # where the weights came from, in words
-        self.transformer = DiT(config)
+        self.transformer = build_backbone(config)
 
     @property
     def device(self) -> torch.device:
@@ -126,11 +140,12 @@ class CFM(nn.Module):
     @torch.no_grad()
     def sample(
         self,
-        cond: Tensor,
+        cond: Tensor | None,
         text: Sequence[Sequence[int]],
         durations: Sequence[int],
         *,
         cond_lens: Sequence[int] | None = None,
+        edit_mask: Tensor | None = None,
         steps: int = 32,
         cfg_strength: float = 2.0,
         sway: float | None = -1.0,
@@ -142,19 +157,19 @@ class CFM(nn.Module):
         """Speak: yield x_t after every step, as raw mels (b n d); the last one is the result.
 
         cond (b m d) is the raw mel to continue, of which `cond_lens` frames count (all by default); it stands unchanged
-        at the start of every result. `text` holds each item's tokens, for the reference and the new words together.
+        at the start of every result, but for the frames where `edit_mask` (b m) is false: those are made anew (speech
+        editing). Without a reference, cond is None and every frame is made (upstream's no_ref_audio).
+        `text` holds each item's tokens, for the reference and the new words together.
         `durations` are total frames, the reference included; each is at least one more than its text and reference.
         The noise of an item depends on its seed and its own length alone; `noise` (b n d) replaces it.
         Classifier-free guidance: v + cfg_strength (v - v without mel and text), both in one pass (upstream, cfm.py).
+
+        Raises UserError for an edit_mask of another shape than the reference.
         """
-        b, m, d = cond.shape
-        device, dtype = self.device, self.transformer.input_embed.proj.weight.dtype
-        own = torch.tensor(list(cond_lens) if cond_lens is not None else [m] * b)
-        durations = [max(int(n), len(t) + 1, int(c) + 1) for n, t, c in zip(durations, text, own, strict=True)]
-        n = max(durations)
+        device, dtype = self.device, self.transformer.proj_out.weight.dtype
+        cond, given, durations = self._reference(cond, text, durations, cond_lens, edit_mask)
+        b, n, d = cond.shape
         mask = None if min(durations) == n else (torch.arange(n) < torch.tensor(durations)[:, None]).to(device)
-        given = (torch.arange(n) < own[:, None])[..., None].to(device)  # b n 1
-        cond = nn.functional.pad(cond.to(device), (0, 0, 0, n - m))[:, :n]
         prompt = torch.where(given, self.scale(cond), 0.0)
         if noise is None:
             seeds = [seeds] * b if isinstance(seeds, int) else seeds
@@ -166,18 +181,39 @@ class CFM(nn.Module):
         for x in integrate(velocity, noise.to(device), times, method):
             yield torch.where(given, cond, self.unscale(x))
 
+    def _reference(self, cond: Tensor | None, text, durations, cond_lens, edit_mask: Tensor | None):
+        """The raw reference padded to the longest result (b n d), which of it is kept (b n 1), and final durations."""
+        if cond is None:
+            cond = torch.zeros(len(text), 0, self.config.mel.n_mels)
+        b, m, _ = cond.shape
+        own = torch.tensor(list(cond_lens) if cond_lens is not None else [m] * b)
+        kept = torch.arange(m) < own[:, None]  # b m
+        if edit_mask is not None:
+            if edit_mask.shape != kept.shape:
+                raise UserError(
+                    f"edit_mask has the shape {tuple(edit_mask.shape)} and the reference {tuple(kept.shape)} items and "
+                    "frames: give one truth value for each frame of the reference"
+                )
+            kept = kept & edit_mask.to(kept)
+        durations = [max(int(n), len(t) + 1, int(c) + 1) for n, t, c in zip(durations, text, own, strict=True)]
+        behind = max(durations) - m  # negative where cond is padded beyond every item
+        cond = nn.functional.pad(cond.to(self.device), (0, 0, 0, behind))
+        kept = nn.functional.pad(kept.to(self.device), (0, behind))
+        return cond, kept[..., None], durations
+
     def _velocity(self, prompt: Tensor, text: Sequence[Sequence[int]], mask: Tensor | None, cfg_strength: float, dtype):
         """The function (t, x) -> velocity that the solver follows, with the text embedded once."""
         b, n, _ = prompt.shape
         tokens = nn.utils.rnn.pad_sequence([torch.tensor(t, dtype=torch.long) for t in text], True, -1)
         tokens = tokens.to(prompt.device)
         guided = cfg_strength > 1e-5
-        embedded = self.transformer.embed_text(tokens, n, mask)
-        if guided:
-            nothing = torch.ones(b, dtype=torch.bool, device=prompt.device)
-            embedded = torch.cat((embedded, self.transformer.embed_text(tokens, n, mask, nothing)))
+        drop = None
+        if guided:  # each item twice in one batch: as it is, and with mel and text withheld
+            drop = torch.arange(2 * b, device=prompt.device) >= b
+            tokens = torch.cat((tokens, tokens))
             prompt = torch.cat((prompt, torch.zeros_like(prompt)))
             mask = None if mask is None else torch.cat((mask, mask))
+        embedded = self.transformer.embed_text(tokens, n, mask, drop)
         prompt = prompt.to(dtype)
 
         def velocity(t: Tensor, x: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from f5kit.errors import UserError
 BACKBONES = ("dit", "unett", "mmdit")
 OPTIMIZERS = ("adamw", "adamw8bit")
 PRECISIONS = ("fp32", "bf16", "fp16")
-CHECKPOINTING = ("none", "full")
+CHECKPOINTING = ("none", "selective", "full")
+SKIPS = ("concat", "add", "none")
 
 
 def _require(condition: bool, message: str) -> None:
@@ -84,6 +85,8 @@ class ModelConfig:
     """None or "rms_norm": normalise queries and keys of each head."""
     long_skip_connection: bool = False
     """Join the input of the first block to the output of the last."""
+    skip_connect_type: str = "concat"
+    """UNetT alone: how a later block gets the input of its early counterpart: "concat", "add" or "none"."""
     dropout: float = 0.0
     """In attention output and feed-forward. 0 for finetuning: then a resumed run is exact."""
     tokenizer: str = "char"
@@ -104,6 +107,28 @@ class ModelConfig:
         _require(
             self.text_mask_padding or not self.average_upsampling,
             "ModelConfig.average_upsampling needs text_mask_padding=True: it spreads the letters that are not filler",
+        )
+        _one_of("ModelConfig", "skip_connect_type", self.skip_connect_type, SKIPS)
+        self._check_backbone()
+
+    def _check_backbone(self) -> None:
+        """A setting that the backbone would pass over in silence is refused."""
+        only_dit = [name for name in ("average_upsampling", "long_skip_connection") if getattr(self, name)]
+        _require(
+            self.backbone == "dit" or not only_dit,
+            f"ModelConfig has {' and '.join(only_dit)} with the backbone {self.backbone!r}, and only dit has that: "
+            "leave it out",
+        )
+        _require(
+            self.backbone != "unett" or self.depth % 2 == 0,
+            f"ModelConfig.depth is {self.depth}; unett joins the first half of its blocks to the second: "
+            "take an even number",
+        )
+        _require(
+            self.backbone != "mmdit" or (self.text_dim, self.conv_layers, self.pe_attn_head) == (self.dim, 0, None),
+            f"ModelConfig has text_dim {self.text_dim}, conv_layers {self.conv_layers} and pe_attn_head "
+            f"{self.pe_attn_head}; mmdit has text as wide as itself, no text blocks and positions in every head: "
+            f"set them to {self.dim}, 0 and None",
         )
 
     def to_dict(self) -> dict:
@@ -150,7 +175,8 @@ class TrainConfig:
     precision: str = "fp32"
     """Autocast type of the forward pass; weights stay fp32."""
     checkpointing: str = "none"
-    """"full" recomputes each block in the backward pass: far less memory, about a third more arithmetic."""
+    """"full" recomputes each block in the backward pass: far less memory, about a third more arithmetic.
+    "selective" recomputes only the cheap parts between matrix products and attention."""
     compile: bool = False
     """torch.compile the backbone."""
     weight_decay: float = 0.01

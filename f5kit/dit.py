@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from f5kit.config import ModelConfig
 from f5kit.layers import (
@@ -22,6 +21,7 @@ from f5kit.layers import (
     RotaryEmbedding,
     TextEmbedding,
     TimestepEmbedding,
+    run_block,
 )
 
 
@@ -63,7 +63,7 @@ class DiT(nn.Module):
         )
         self.norm_out = AdaLayerNorm_Final(config.dim)
         self.proj_out = nn.Linear(config.dim, mel_dim)
-        self.recompute = False  # full activation checkpointing: the trainer sets it
+        self.recompute = "none"  # activation checkpointing (layers.run_block): the trainer sets it
         self._zero_init()
 
     def _zero_init(self) -> None:
@@ -85,10 +85,7 @@ class DiT(nn.Module):
         rope = self.rotary_embed(x.shape[1])
         h = residual = self.input_embed(x, cond, text, mask)
         for block in self.transformer_blocks:
-            if self.recompute and torch.is_grad_enabled():
-                h = checkpoint(block, h, t, mask, rope, use_reentrant=False)
-            else:
-                h = block(h, t, mask, rope)
+            h = run_block(block, self.recompute, h, t, mask, rope)
         if self.long_skip_connection is not None:
             h = self.long_skip_connection(torch.cat((h, residual), dim=-1))
         return self.proj_out(self.norm_out(h, t))

@@ -12,15 +12,44 @@ Reference for the arithmetic: F5-TTS, src/f5_tts/model/modules.py and backbones/
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+# Matrix products and fused attentions, as torch's dispatcher names them; not every version and device has them all.
+_COSTLY = (
+    "mm",
+    "addmm",
+    "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_efficient_attention",
+    "_scaled_dot_product_cudnn_attention",
+    "_scaled_dot_product_flash_attention_for_cpu",
+)
 
 
 def zero_outside(x: Tensor, mask: Tensor | None) -> Tensor:
     """x (b n d) with the frames that are not an item's own set to 0."""
     return x if mask is None else x.masked_fill(~mask[..., None], 0.0)
+
+
+def run_block(block: nn.Module, recompute: str, *args):
+    """block(*args), keeping for the backward pass what `recompute` says.
+
+    "none" keeps every activation. "full" keeps the block's input alone and runs the block again in the backward pass.
+    "selective" keeps what matrix products and attention made, and repeats only the cheap arithmetic between them:
+    norms, gates, activations, positions (Korthikanti et al., arXiv 2205.05198, by torch.utils.checkpoint's policies).
+    """
+    if recompute == "none" or not torch.is_grad_enabled():
+        return block(*args)
+    if recompute == "full":
+        return checkpoint(block, *args, use_reentrant=False)
+    costly = [getattr(torch.ops.aten, name).default for name in _COSTLY if hasattr(torch.ops.aten, name)]
+    return checkpoint(
+        block, *args, use_reentrant=False, context_fn=partial(create_selective_checkpoint_contexts, costly)
+    )
 
 
 def frequencies(dim: int, device: torch.device | None = None) -> Tensor:

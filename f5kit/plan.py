@@ -11,7 +11,7 @@ import math
 from dataclasses import asdict, dataclass
 
 from f5kit.checkpoint import OWN_PRESETS, describe_model
-from f5kit.config import OPTIMIZERS, PRECISIONS, ModelConfig, TrainConfig
+from f5kit.config import CHECKPOINTING, OPTIMIZERS, PRECISIONS, ModelConfig, TrainConfig
 from f5kit.data import Dataset
 from f5kit.errors import UserError
 from f5kit.host import Host
@@ -28,8 +28,12 @@ _TFLOPS = {
 }  # fmt: skip
 _CPU_TFLOPS_PER_CORE = 0.04  # fp32, AVX2
 
-# Bytes kept for the backward pass, per padded frame, block and channel. Counted on F5TTS_v1_Base and _Small.
-_ACTIVATION = {("fp32", "none"): 88, ("half", "none"): 56, ("fp32", "full"): 12, ("half", "full"): 8.5}
+# Bytes kept for the backward pass, per padded frame, block and channel. Counted on F5TTS_v1_Base and _Small;
+# "selective" keeps half of what "full" saves (counted on _Small: 68, 36 and 4 bytes of activations alone in fp32).
+_ACTIVATION = {
+    ("fp32", "none"): 88, ("fp32", "selective"): 50, ("fp32", "full"): 12,
+    ("half", "none"): 56, ("half", "selective"): 32, ("half", "full"): 8.5,
+}  # fmt: skip
 _OPTIMIZER_BYTES = {"adamw": 8.0, "adamw8bit": 2.04}  # per parameter
 _CONTEXT_GB = 0.6  # what CUDA and its libraries take before the first tensor
 _USABLE = 0.92  # share of the memory a plan may fill
@@ -125,6 +129,7 @@ def plan_run(
     precision: str = "auto",
     update_frames: int | None = None,
     micro_frames: int | None = None,
+    checkpointing: str = "auto",
     seed: int = 0,
 ) -> RunPlan:
     """Derive a run from what is known.
@@ -147,7 +152,10 @@ def plan_run(
     optimizer = _choose_optimizer(optimizer, host, why)
     update_frames = update_frames or _choose_update(total, longest, why)
     memory = MemoryModel(config, parameters, precision, optimizer)
-    micro_frames, checkpointing = _choose_micro(micro_frames, update_frames, longest, memory, host, why)
+    _known("checkpointing", checkpointing, CHECKPOINTING)
+    micro_frames, checkpointing = _choose_micro(
+        micro_frames, update_frames, longest, memory, host, why, checkpointing
+    )
     seconds = update_frames * flops_per_frame(config) / (_tflops(host, why) * 1e12)
     updates = _choose_updates(updates, minutes, dataset.seconds / 60, seconds, why)
     fresh = model in OWN_PRESETS
@@ -256,12 +264,16 @@ def _choose_update(total: int, longest: int, why: dict[str, str]) -> int:
     return max(frames, longest)
 
 
-def _choose_micro(micro, update_frames: int, longest: int, memory: MemoryModel, host: Host, why: dict[str, str]):
+def _choose_micro(
+    micro, update_frames: int, longest: int, memory: MemoryModel, host: Host, why: dict[str, str], asked: str
+):
     """(padded frames, checkpointing) of one forward pass."""
     plain, recomputed = memory.largest(host.memory_gb, "none"), memory.largest(host.memory_gb, "full")
     checkpointing = "none" if plain >= max(longest, update_frames // 4) else "full"
-    room = plain if checkpointing == "none" else recomputed
     why["activation checkpointing"] = f"{plain:,} frames fit without it, {recomputed:,} with it (estimated)"
+    if asked != "auto":
+        checkpointing, why["activation checkpointing"] = asked, "as given"
+    room = memory.largest(host.memory_gb, checkpointing)
     if max(room, micro or 0) < longest:
         raise UserError(
             f"the longest clip has {longest:,} frames and about {room:,} fit on {host.device_name} "

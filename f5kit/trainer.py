@@ -111,7 +111,7 @@ class Trainer:
         if checkpoint:
             averages = read_tensors(checkpoint.path / "ema.safetensors", str(self.accelerator.device))
             self.ema.weights = {name: averages[name] for name in self.ema.weights}
-        self.model.transformer.recompute = self.config.checkpointing == "full"
+        self.model.transformer.recompute = self.config.checkpointing
         if self.config.compile:
             self.model.transformer.compile()
 

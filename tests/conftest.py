@@ -17,6 +17,14 @@ def two_threads():
     torch.set_num_threads(2)
 
 
+@pytest.fixture(scope="module")
+def one_thread(two_threads):
+    """For models so small that threads only wait for each other."""
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(2)
+
+
 @pytest.fixture(scope="session")
 def recordings(tmp_path_factory) -> Path:
     """The shortest 14 clips of the demo voice with their transcripts, in LJSpeech form."""

@@ -1,10 +1,13 @@
 """The model: an item is the same alone and in any batch, and the loss is what the paper says."""
 
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from f5kit.cfm import CFM, draw, held_out_draws, held_out_loss
 from f5kit.checkpoint import fresh_model
@@ -13,6 +16,8 @@ from f5kit.data import collate
 from f5kit.errors import UserError
 from f5kit.text import Tokenizer, english_vocab
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TINY = PRESETS["tiny"]
 VARIANTS = {
     "v1": dict(average_upsampling=False, qk_norm=None),
@@ -20,6 +25,16 @@ VARIANTS = {
     "own": {},
     "long skip": dict(long_skip_connection=True),
     "no text blocks": dict(average_upsampling=False, conv_layers=0),
+    "E2": dict(
+        backbone="unett",
+        average_upsampling=False,
+        qk_norm=None,
+        text_mask_padding=False,
+        conv_layers=0,
+        pe_attn_head=1,
+    ),
+    "E2 text blocks": dict(backbone="unett", average_upsampling=False, depth=4, skip_connect_type="add"),
+    "MMDiT": dict(backbone="mmdit", average_upsampling=False, text_dim=64, conv_layers=0),
 }
 LENGTHS = (61, 200, 117, 90)
 TEXTS = ("Hello there.", "A somewhat longer sentence, with 2 commas, and more of it.", "Yes?", "Middling text here.")
@@ -139,12 +154,52 @@ def test_held_out_loss_is_fixed_and_leaves_no_trace(model):
     assert times.tolist() == [(i + 0.5) / 8 for i in range(8)], "evenly spread over [0, 1)"
 
 
-def test_activation_checkpointing_changes_no_gradient(model):
+@pytest.mark.parametrize("kind", ["selective", "full"])
+def test_activation_checkpointing_changes_no_gradient(model, kind):
     batch = make_batch(model)
     _, plain = gradients(model, [batch])
-    model.transformer.recompute = True
+    model.transformer.recompute = kind
     _, recomputed = gradients(model, [batch])
     assert all(torch.equal(plain[name], recomputed[name]) for name in plain)
+
+
+def test_selective_checkpointing_repeats_no_matrix_product(model):
+    batch, flops = make_batch(model), {}
+    for kind in ("none", "selective", "full"):
+        model.transformer.recompute = kind
+        with FlopCounterMode(display=False) as counter:
+            gradients(model, [batch])
+        flops[kind] = counter.get_total_flops()
+    assert flops["none"] == flops["selective"] < flops["full"]
+
+
+def test_an_edited_span_is_made_anew_and_the_rest_stands(model):
+    batch = make_batch(model)
+    tokens = [model.tokenizer.encode(text) for text in TEXTS]
+    keep = torch.ones(4, 200, dtype=torch.bool)
+    keep[:, 20:50] = False
+    *_, edited = model.sample(batch.mel, tokens, LENGTHS, cond_lens=LENGTHS, edit_mask=keep, steps=3)
+    assert edited.shape == (4, 201, 100), "a result is at least one frame longer than its reference"
+    for i, n in enumerate(LENGTHS):
+        own = keep[i, :n]
+        assert torch.equal(edited[i, :n][own], batch.mel[i, :n][own])
+        assert not (edited[i, :n][~own] == batch.mel[i, :n][~own]).any()
+        mel, mask = batch.mel[i : i + 1, :n], keep[i : i + 1, :n]
+        *_, alone = model.sample(mel, [tokens[i]], [n], edit_mask=mask, steps=3)
+        assert (edited[i, : n + 1] - alone[0]).abs().max() < 1e-4
+    with pytest.raises(UserError, match=r"\(4, 7\) and the reference \(4, 200\)"):
+        next(model.sample(batch.mel, tokens, LENGTHS, edit_mask=keep[:, :7]))
+
+
+def test_without_a_reference_the_model_is_given_no_mel(model):
+    tokens = [model.tokenizer.encode(text) for text in TEXTS]
+    *_, together = model.sample(None, tokens, LENGTHS, steps=3, seeds=[1, 2, 3, 4])
+    silent = (torch.zeros(1, 1, 100) + model.config.mel_mean).expand(4, 5, -1)  # 0 on the model's own scale
+    *_, zeroed = model.sample(silent, tokens, LENGTHS, steps=3, seeds=[1, 2, 3, 4])
+    for i, n in enumerate(LENGTHS):
+        *_, alone = model.sample(None, [tokens[i]], [n], steps=3, seeds=1 + i)
+        assert (together[i, :n] - alone[0]).abs().max() < 1e-4
+        assert (together[i, 5:n] - zeroed[i, 5:n]).abs().max() < 1e-4
 
 
 def test_rotary_angles_stay_exact_in_half_precision():
@@ -161,11 +216,48 @@ def test_a_vocabulary_of_another_size_is_refused():
         CFM(TINY, Tokenizer([" ", "a", "b"]))
 
 
-@pytest.mark.parametrize("name", ["F5TTS_v1_Base", "F5TTS_Base", "F5TTS_v1_Small", "F5TTS_Small"])
+PUBLISHED_SIZE = {
+    "F5TTS_v1_Base": 337_096_804,
+    "F5TTS_Base": 337_096_804,
+    "F5TTS_v1_Small": 159_228_772,
+    "F5TTS_Small": 159_228_772,
+    "E2TTS_Base": 333_470_444,
+    "E2TTS_Small": 157_161_708,
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED_SIZE)
 def test_published_presets_have_the_published_size(name):
     from f5kit.plan import count_parameters
 
-    assert count_parameters(PRESETS[name]) == (337_096_804 if "Base" in name else 159_228_772)
+    assert count_parameters(PRESETS[name]) == PUBLISHED_SIZE[name]
+
+
+def test_settings_a_backbone_would_ignore_are_refused():
+    mmdit = dict(backbone="mmdit", average_upsampling=False, text_dim=64, conv_layers=0)
+    with pytest.raises(UserError, match="average_upsampling with the backbone 'unett', and only dit"):
+        TINY.replace(backbone="unett")
+    with pytest.raises(UserError, match="depth is 3; unett"):
+        TINY.replace(backbone="unett", average_upsampling=False, depth=3)
+    with pytest.raises(UserError, match="text_dim 32, .* set them to 64, 0 and None"):
+        TINY.replace(**{**mmdit, "text_dim": 32})
+    with pytest.raises(UserError, match="skip_connect_type is 'mul'"):
+        TINY.replace(skip_connect_type="mul")
+
+
+def test_only_an_e2_model_pays_for_importing_x_transformers():
+    code = """
+import sys, torch
+from f5kit.cfm import build_backbone
+from f5kit.config import PRESETS
+with torch.device("meta"):
+    build_backbone(PRESETS["F5TTS_v1_Small"])
+    print("x_transformers" in sys.modules)
+    build_backbone(PRESETS["E2TTS_Small"])
+    print("x_transformers" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
 
 
 def test_the_starter_stays_below_eight_million_parameters():

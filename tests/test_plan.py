@@ -31,6 +31,15 @@ def test_a_small_card_recomputes_activations(dataset):
     assert plan.predicted_peak_gb <= 6.5 * 0.92
 
 
+def test_checkpointing_is_taken_as_given(dataset):
+    plans = [plan_run("F5TTS_v1_Base", dataset, A100, micro_frames=4_000, checkpointing=kind)
+             for kind in ("full", "selective", "none")]  # fmt: skip
+    assert [plan.train.checkpointing for plan in plans] == ["full", "selective", "none"]
+    assert plans[0].predicted_peak_gb < plans[1].predicted_peak_gb < plans[2].predicted_peak_gb
+    with pytest.raises(UserError, match="checkpointing is 'half'; choose one of auto, none, selective, full"):
+        plan_run("F5TTS_v1_Base", dataset, A100, checkpointing="half")
+
+
 def test_what_does_not_fit_is_said_before_the_run(dataset):
     with pytest.raises(UserError, match=r"longest clip has .* frames and about 0 fit on Tiny card"):
         plan_run("F5TTS_v1_Base", dataset, card("Tiny card", 4.0))
