@@ -112,6 +112,7 @@ def compare_checkpoints(
 
 def dataset_loss(model: CFM, dataset: Dataset, clips: Sequence[Clip] | None = None, repeats: int = 4) -> float:
     """The held-out loss of a model on a dataset's held-out clips (or the given ones)."""
+    dataset = dataset.with_mel(model.config.mel)
     clips = sorted(clips or dataset.heldout or dataset.train, key=lambda clip: clip.frames)
     batches = [dataset.batch(clips[i : i + 4], model.tokenizer) for i in range(0, len(clips), 4)]
     return held_out_loss(model, batches, repeats)
