@@ -100,6 +100,8 @@ def _judge(fits: dict[str, ModelConfig], found: dict[str, list[float]]) -> Probe
     losses = {name: means[name] for name in order}
     if len(order) == 1:
         return Probe(best, fits[best], losses, math.inf, 0.0, clips)
+    if not math.isfinite(losses[order[1]]):
+        return Probe(best, fits[best], losses, math.inf, math.inf, clips)
     gaps = torch.tensor(found[order[1]]) - torch.tensor(found[best])
     margin = gaps.mean().item() / means[best]
     errors = (gaps.mean() / (gaps.std() / clips**0.5).clamp(min=1e-12)).item() if clips > 1 else 0.0
