@@ -125,5 +125,6 @@ def loss_of_averages(dataset: Dataset, config: ModelConfig) -> float:
     s^2 / ((1 - t)^2 + t^2 s^2), and its integral over t in [0, 1] is (pi / 2) s. So the loss is (pi / 2) times the
     mean deviation of the bins, in the model's scale. A model that has learned anything about speech is below it.
     """
+    dataset = dataset.with_mel(config.mel)
     mels = torch.cat([dataset.mel(clip) for clip in dataset.heldout or dataset.train])
     return math.pi / 2 * (mels.std(dim=0) / config.mel_std).mean().item()
