@@ -109,9 +109,9 @@ def _judge(fits: dict[str, ModelConfig], found: dict[str, list[float]]) -> Probe
 
 
 def _pairs(data, clips: int) -> list[tuple[Tensor | Path, str]]:
-    """At most `clips` recordings with their texts; of a dataset, held-out ones spread over the lengths."""
+    """At most `clips` recordings with their texts; of a dataset, clips spread over the lengths."""
     if isinstance(data, Dataset):
-        chosen = sorted(data.heldout or data.train, key=lambda clip: clip.frames)
+        chosen = sorted(data.clips, key=lambda clip: clip.frames)
         chosen = chosen[:: max(1, len(chosen) // clips)]
         data = [(data.path(clip), clip.text) for clip in chosen]
     if not data:
