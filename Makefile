@@ -36,6 +36,7 @@ test: lint
 
 parity: $(PARITY)/.installed
 	$(PARITY)/bin/python tests/parity/compare.py
+	$(PARITY)/bin/python tests/parity/compare_checkpoints.py
 
 notebooks: $(STAMP)
 	$(PY) notebooks/build.py
@@ -62,9 +63,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PY) -m pip install -q -c constraints.txt -e ".[notebooks,log,dev]"
 	@touch $@
 
-# f5-tts without its dependencies (gradio, transformers, torchcodec and their trees): its model needs few of them.
+# f5-tts and bigvgan without their dependencies (gradio, torchcodec, pesq and their trees): the models need few of them.
 $(PARITY)/.installed: pyproject.toml constraints.txt tests/parity/requirements.txt
 	$(call environment,$(PARITY))
 	$(PARITY)/bin/python -m pip install -q -c constraints.txt -e . -r tests/parity/requirements.txt
-	$(PARITY)/bin/python -m pip install -q --no-deps f5-tts==1.1.22
+	$(PARITY)/bin/python -m pip install -q --no-deps f5-tts==1.1.22 bigvgan==2.4.1
 	@touch $@

@@ -271,24 +271,59 @@ def _speech_bounds(audio: Tensor, sample_rate: int, top_db: float) -> tuple[int,
 
 
 def mel_filterbank(mel: MelConfig = MelConfig()) -> Tensor:  # noqa: B008  (frozen)
-    """Triangular filters on the HTK mel scale, not normalised by area: (n_fft // 2 + 1, n_mels)."""
+    """Triangular filters from 0 Hz to half the rate, float32: (n_fft // 2 + 1, n_mels).
+
+    "vocos": HTK mel scale, all of height 1. "bigvgan": Slaney's mel scale, all of one area, as librosa makes them.
+    """
+    if mel.kind == "bigvgan":
+        return _slaney_filterbank(mel)
     functional = import_torchaudio().functional
     return functional.melscale_fbanks(
         mel.n_fft // 2 + 1, 0.0, mel.sample_rate / 2, mel.n_mels, mel.sample_rate, norm=None, mel_scale="htk"
     )
 
 
-def log_mel(audio: Tensor, mel: MelConfig = MelConfig()) -> Tensor:  # noqa: B008  (frozen)
-    """Log-mel spectrogram of Vocos and F5-TTS (vocos/feature_extractors.py, MelSpectrogramFeatures).
+def _slaney_filterbank(mel: MelConfig) -> Tensor:
+    """Worked out in fp64, as librosa does: torchaudio's fp32 is off by 4e-6 of the largest value.
 
+    The scale is linear below 1 kHz (3 mels for 200 Hz) and logarithmic above, 27 mels for a factor of 6.4
+    (Slaney, Auditory Toolbox, 1998).
+    """
+    step = math.log(6.4) / 27
+    highest = 15 + math.log(mel.sample_rate / 2000) / step
+    mels = torch.linspace(0, highest, mel.n_mels + 2, dtype=torch.float64)
+    corners = torch.where(mels < 15, mels * (200 / 3), 1000 * torch.exp((mels - 15) * step))  # n_mels + 2, Hz
+    bins = torch.arange(mel.n_fft // 2 + 1, dtype=torch.float64)[:, None] * (mel.sample_rate / mel.n_fft)
+    low, peak, high = corners[:-2], corners[1:-1], corners[2:]
+    triangles = torch.minimum((bins - low) / (peak - low), (high - bins) / (high - peak)).clamp(min=0)
+    return (triangles.float() * (2 / (high - low))).float()
+
+
+def frame_count(samples: int, mel: MelConfig = MelConfig()) -> int:  # noqa: B008  (frozen)
+    """How many mel frames `log_mel` makes of so many samples: "vocos" has one more than whole hops."""
+    return samples // mel.hop_length + (mel.kind == "vocos")
+
+
+def log_mel(audio: Tensor, mel: MelConfig = MelConfig()) -> Tensor:  # noqa: B008  (frozen)
+    """Log-mel spectrogram that a model and its vocoder agree on; `mel.kind` says which.
+
+    "vocos" is that of Vocos and most of F5-TTS (vocos/feature_extractors.py), equal to the bit to torchaudio's
+    MelSpectrogram; "bigvgan" that of BigVGAN (F5-TTS, model/modules.py, get_bigvgan_mel_spectrogram).
     audio: (nw,) or (b, nw) float32 at mel.sample_rate, nw > n_fft // 2. Returns (n, d) or (b, n, d) float32:
-    the natural logarithm of magnitudes held at 1e-5, n = nw // hop_length + 1 frames. Equal to the bit to
-    torchaudio's MelSpectrogram. Raises UserError for audio that is too short to be reflected at its ends.
+    the natural logarithm of magnitudes held at 1e-5, n = frame_count(nw, mel). Raises UserError for audio that is
+    too short to be reflected at its ends.
     """
     if audio.shape[-1] <= mel.n_fft // 2:
         raise UserError(f"{audio.shape[-1]} samples make no spectrogram; it takes more than {mel.n_fft // 2}")
     window = torch.hann_window(mel.win_length, device=audio.device)
     sizes = mel.n_fft, mel.hop_length, mel.win_length
-    spectrum = torch.stft(audio, *sizes, window, pad_mode="reflect", return_complex=True)  # b n_freqs n
-    mels = torch.matmul(spectrum.abs().transpose(-1, -2), mel_filterbank(mel).to(audio.device))  # b n d
+    if mel.kind == "vocos":
+        spectrum = torch.stft(audio, *sizes, window, pad_mode="reflect", return_complex=True)  # b n_freqs n
+        magnitude = spectrum.abs()
+    else:
+        edge = (mel.n_fft - mel.hop_length) // 2
+        audio = torch.nn.functional.pad(audio[None], (edge, edge), mode="reflect")[0]
+        spectrum = torch.view_as_real(torch.stft(audio, *sizes, window, center=False, return_complex=True))
+        magnitude = torch.sqrt(spectrum.pow(2).sum(-1) + 1e-9)
+    mels = torch.matmul(magnitude.transpose(-1, -2), mel_filterbank(mel).to(audio.device))  # b n d
     return mels.clamp(min=1e-5).log()

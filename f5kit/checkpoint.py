@@ -30,12 +30,15 @@ from torch import Tensor
 from f5kit.cfm import CFM
 from f5kit.config import PRESETS, ModelConfig
 from f5kit.errors import UserError
+from f5kit.readings import fitting_configs
 from f5kit.text import Tokenizer, english_vocab
 from f5kit.weights import (
+    TensorFile,
     download_published,
     file_hash,
     from_published,
     read_tensors,
+    refuse_pickle,
     sync,
     write_json,
     write_tensors,
@@ -196,26 +199,69 @@ def write_meaning(folder: Path, model: CFM) -> None:
     write_json(folder / "config.json", {**model.config.to_dict(), "tokenizer_hash": model.tokenizer.hash})
 
 
-def read_meaning(folder: Path, config: str | ModelConfig | None = None) -> tuple[ModelConfig, Tokenizer]:
-    """Read config.json and vocab.txt of a model folder; `config` names a preset when no config.json is there."""
+def read_meaning(
+    folder: Path, config: str | ModelConfig | None = None, vocab: str | Path | None = None, weights: Path | None = None
+) -> tuple[ModelConfig, Tokenizer]:
+    """Read config.json and vocab.txt of a model folder.
+
+    `config` says what the weights mean where no config.json does: a config, or the name of a preset or of a reading
+    that fits the file `weights`. `vocab` is the vocabulary where it lies elsewhere.
+    """
     file = folder / "config.json"
+    vocab = Path(vocab) if vocab else folder / "vocab.txt"
     if isinstance(config, str):
-        config = find_preset(config)
+        config = _named_config(config, folder, weights)
+        if vocab.is_file():  # a vocabulary that was extended has its model's size
+            lines = len(Tokenizer.load(vocab, config.tokenizer, config.normaliser).vocab)
+            config = config.replace(vocab_size=lines)
     if config is None:
         if not file.is_file():
             raise UserError(
-                f"{folder} has no config.json, and equal weights can mean different models: "
-                "say which one it is, as in load_model(folder, config='F5TTS_v1_Base')"
+                f"{weights or folder} has no config.json, and equal weights can mean different models: "
+                f"say which one it is, as in load_model(folder, config='F5TTS_v1_Base'); {_what_fits(folder, weights)}"
             )
         values = json.loads(file.read_text(encoding="utf-8"))
         expected = values.pop("tokenizer_hash", None)
         config = ModelConfig.from_dict(values)
     else:
         expected = None
-    tokenizer = Tokenizer.load(folder / "vocab.txt", config.tokenizer, config.normaliser)
+    tokenizer = Tokenizer.load(vocab, config.tokenizer, config.normaliser)
     if expected not in (None, tokenizer.hash):
-        raise UserError(f"{folder / 'vocab.txt'} is not the vocabulary that {file} was written with: restore it")
+        raise UserError(f"{vocab} is not the vocabulary that {file} was written with: restore it")
     return config, tokenizer
+
+
+def readings(source: str | Path) -> dict[str, ModelConfig]:
+    """{name: config} of every published reading that fits the weights of a file or folder; they are not loaded."""
+    path = Path(source)
+    file = path if path.is_file() else _weights_file(_model_folder(path) or path, "ema")
+    return fitting_configs(from_published(TensorFile(file).shapes()))
+
+
+def _what_fits(folder: Path, weights: Path | None) -> str:
+    """A half sentence on the readings that fit, for an error message."""
+    try:
+        names = list(readings(weights or folder))
+    except UserError:
+        names = []
+    if not names:
+        return "its shapes are those of no published model"
+    if len(names) == 1:
+        return f"its shapes fit {names[0]}"
+    return (
+        f"its shapes fit {', '.join(names[:-1])} and {names[-1]}, "
+        "and f5kit.probe.probe_configs finds by listening which it is"
+    )
+
+
+def _named_config(name: str, folder: Path, weights: Path | None) -> ModelConfig:
+    """A preset, or a reading of this name that fits the weights. Raises UserError with the names that do."""
+    if name in PRESETS:
+        return PRESETS[name]
+    fits = readings(weights or folder)
+    if name not in fits:
+        raise UserError(f"there is no config {name!r}; {_what_fits(folder, weights)}")
+    return fits[name]
 
 
 def find_preset(name: str) -> ModelConfig:
@@ -226,13 +272,19 @@ def find_preset(name: str) -> ModelConfig:
 
 
 def load_model(
-    source: str | Path, *, weights: str | None = None, config: str | ModelConfig | None = None, device: str = "cpu"
+    source: str | Path,
+    *,
+    weights: str | None = None,
+    config: str | ModelConfig | None = None,
+    vocab: str | Path | None = None,
+    device: str = "cpu",
 ) -> CFM:
     """A model ready to speak or to train, fp32, on `device`; `model.origin` says in words what was loaded.
 
     `source` is a preset's name (F5TTS_v1_Base and the other published ones come from the Hub, "tiny" and "starter"
     are made fresh), a run folder (its best checkpoint), a checkpoint or export folder, or a folder or file in
-    upstream's published layout with its vocab.txt. `weights` is "ema" or "raw"; by default a run's choice, else EMA.
+    upstream's published layout with its vocab.txt (or `vocab`). `weights` is "ema" or "raw"; by default a run's choice,
+    else EMA. `config` says what weights without a config.json mean; `readings` lists what can fit.
 
     Raises UserError for anything that can't be found, and when weights and config do not belong together.
     """
@@ -241,7 +293,7 @@ def load_model(
         best = RunFolder(source).best
         weights = weights or (best["weights"] if best else "ema")
         file = _weights_file(folder, weights) if Path(source).is_dir() else Path(source)
-        return _build(*read_meaning(folder, config), read_tensors(file), str(file), device)
+        return _build(*read_meaning(folder, config, vocab, file), read_tensors(file), str(file), device)
     preset, tokenizer = find_preset(str(source)), load_tokenizer(source)
     if preset.name in OWN_PRESETS:
         return fresh_model(preset, tokenizer).to(device)
@@ -269,6 +321,7 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
 def _model_folder(source: str | Path) -> Path | None:
     """The folder that holds config.json and vocab.txt, or None when `source` is a name."""
     path = Path(source)
+    refuse_pickle(path)
     if (path / "checkpoints").is_dir():
         return RunFolder(path).checkpoint().path
     if path.is_dir():

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from f5kit.errors import UserError
 
 BACKBONES = ("dit", "unett", "mmdit")
+MEL_KINDS = ("vocos", "bigvgan")
 OPTIMIZERS = ("adamw", "adamw8bit")
 PRECISIONS = ("fp32", "bf16", "fp16")
 CHECKPOINTING = ("none", "selective", "full")
@@ -31,7 +32,8 @@ class MelConfig:
     """The log-mel spectrogram that model and vocoder agree on (F5-TTS paper, section 4: 100 bins at 24 kHz)."""
 
     kind: str = "vocos"
-    """Which definition: "vocos" (HTK filterbank, centred frames, magnitude)."""
+    """Which definition: "vocos" (HTK filterbank, frames centred on their first sample) or "bigvgan" (Slaney
+    filterbank of equal areas, frames centred between their samples)."""
     sample_rate: int = 24_000
     """Hz."""
     n_fft: int = 1024
@@ -44,7 +46,7 @@ class MelConfig:
     """Bins."""
 
     def __post_init__(self):
-        _one_of("MelConfig", "kind", self.kind, ("vocos",))
+        _one_of("MelConfig", "kind", self.kind, MEL_KINDS)
 
     @property
     def frames_per_second(self) -> float:

@@ -21,14 +21,14 @@ import shutil
 import statistics
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from f5kit.audio import log_mel, read_audio
+from f5kit.audio import frame_count, log_mel, read_audio
 from f5kit.config import MelConfig
 from f5kit.errors import UserError
 from f5kit.text import Tokenizer
@@ -126,6 +126,21 @@ class Dataset:
             f"{self.seconds / 60:.1f} minutes ({self.folder})"
         )
 
+    def with_mel(self, mel: MelConfig) -> Dataset:
+        """The same clips with mels of another kind, for a model that was trained on it.
+
+        Raises UserError when the definitions differ in more than their kind.
+        """
+        if mel == self.mel_config:
+            return self
+        if replace(mel, kind=self.mel_config.kind) != self.mel_config:
+            raise UserError(
+                f"{self.folder} was prepared for {self.mel_config} and the model reads {mel}: prepare it for that mel"
+            )
+        more = frame_count(0, mel) - frame_count(0, self.mel_config)
+        clips = [replace(clip, frames=clip.frames + more) for clip in self.clips]
+        return Dataset(self.folder, {**self.info, "mel": asdict(mel)}, clips, self.manifest_hash)
+
     def path(self, clip: Clip) -> Path:
         """The clip's audio file."""
         return self.folder / clip.audio
@@ -172,7 +187,8 @@ class Dataset:
 
     def _cache_mels(self) -> Path:
         """The folder of mel shards: made once for this manifest, under a temporary name, and renamed when whole."""
-        folder = self.folder / "features" / self.manifest_hash[:16]
+        kind = "" if self.mel_config.kind == "vocos" else f"-{self.mel_config.kind}"
+        folder = self.folder / "features" / (self.manifest_hash[:16] + kind)
         if folder.is_dir():
             return folder
         from tqdm.auto import tqdm

@@ -126,6 +126,7 @@ class Trainer:
                 self.accelerator.scaler.load_state_dict(checkpoint.state["scaler"])
 
     def _setup_data(self) -> None:
+        self.dataset = self.dataset.with_mel(self.model.config.mel)
         self._clips = self.dataset.train
         self._frames = [clip.frames for clip in self._clips]
         tokenizer = self.model.tokenizer

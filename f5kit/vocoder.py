@@ -1,15 +1,20 @@
-"""Mel to waveform: Vocos (Siuzdak 2023, arXiv 2306.00814) where its weights can be had, else Griffin-Lim.
+"""Mel to waveform: Vocos (Siuzdak 2023, arXiv 2306.00814) or BigVGAN (Lee et al. 2022, arXiv 2206.04658), as the mel's
+kind asks, where their weights can be had; else Griffin-Lim.
 
     b  items    n  mel frames    d  mel bins    f  Fourier bins    nw  samples
 
-Both take raw natural-log mels, as `audio.log_mel` makes them, and return float32 samples. n frames give
-(n - 1) * hop_length samples, because frames are centred: the first stands on the first sample.
+All take raw natural-log mels, as `audio.log_mel` makes them, and return float32 samples. n frames of the kind "vocos"
+give (n - 1) * hop_length samples, because the first frame stands on the first sample; "bigvgan" gives n * hop_length.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -21,8 +26,10 @@ from f5kit.errors import UserError
 from f5kit.weights import convert_pickle, download, read_tensors
 
 VOCOS_REPOSITORY = "charactr/vocos-mel-24khz"
+BIGVGAN_REPOSITORY = "nvidia/bigvgan_v2_24khz_100band_256x"
 CONFIGS = ("config.yaml", "config.json")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+BIGVGAN_WEIGHTS = ("model.safetensors", "bigvgan_generator.pt")
 _MEL_CLASS = "vocos.feature_extractors.MelSpectrogramFeatures"
 _MEL_DEFAULTS = {"sample_rate": 24_000, "n_fft": 1024, "hop_length": 256, "n_mels": 100, "padding": "center"}
 _BACKBONE_CLASS, _HEAD_CLASS = "vocos.models.VocosBackbone", "vocos.heads.ISTFTHead"
@@ -57,7 +64,8 @@ class Vocoder(nn.Module, ABC):
         enough = self.mel_config.n_fft // self.mel_config.hop_length + 1
         if n < enough:  # a Fourier transform does not fit into fewer: lengthen, and cut the sound again
             batch = torch.cat([batch, batch[:, -1:].expand(-1, enough - n, -1)], dim=1)
-        audio = self._synthesise(batch)[:, : (n - 1) * self.mel_config.hop_length]  # b nw
+        hops = n - 1 if self.mel_config.kind == "vocos" else n
+        audio = self._synthesise(batch)[:, : hops * self.mel_config.hop_length]  # b nw
         return audio.reshape(*mel.shape[:-2], -1).to(device)
 
     @abstractmethod
@@ -83,12 +91,15 @@ class GriffinLim(Vocoder):
         self.register_buffer("window", window, persistent=False)
 
     def _synthesise(self, mel: Tensor) -> Tensor:
-        magnitude = self._linear(mel.exp()).transpose(1, 2)  # b f n
         c = self.mel_config
-        return import_torchaudio().functional.griffinlim(
+        if c.kind == "bigvgan":  # its frames stand half a hop later: one more at each end covers every sample
+            mel = torch.cat([mel[:, :1], mel, mel[:, -1:]], dim=1)
+        magnitude = self._linear(mel.exp()).transpose(1, 2)  # b f n
+        audio = import_torchaudio().functional.griffinlim(
             magnitude, self.window, c.n_fft, c.hop_length, c.win_length, power=1.0, n_iter=self.iterations,
             momentum=0.99, length=None, rand_init=False,
         )  # fmt: skip
+        return audio if c.kind == "vocos" else audio[:, c.hop_length // 2 :]
 
     def _linear(self, mel: Tensor, steps: int = 20) -> Tensor:
         """Mel magnitudes (b, n, d) to non-negative linear ones (b, n, f) whose mel comes close.
@@ -132,14 +143,8 @@ class VocosVocoder(Vocoder):
     @classmethod
     def from_folder(cls, folder: str | Path, mel: MelConfig | None = None) -> VocosVocoder:
         """A folder with config.yaml or config.json, and model.safetensors or pytorch_model.bin."""
-        folder = Path(folder)
-        files = []
-        for names in (CONFIGS, WEIGHTS):
-            found = [folder / name for name in names if (folder / name).is_file()]
-            if not found:
-                raise UserError(f"{folder} holds no vocoder, no {' or '.join(names)}: name another folder")
-            files.append(found[0])
-        return cls(_read_config(files[0]), _read_weights(files[1]), mel, origin=str(folder))
+        config, weights = (_find(folder, names) for names in (CONFIGS, WEIGHTS))
+        return cls(_read_config(config), _read_weights(weights), mel, origin=str(folder))
 
     @classmethod
     def from_hub(cls, mel: MelConfig | None = None) -> VocosVocoder:
@@ -148,50 +153,164 @@ class VocosVocoder(Vocoder):
         return cls(config, _read_weights(download(VOCOS_REPOSITORY, "pytorch_model.bin")), mel, origin=VOCOS_REPOSITORY)
 
     def _load(self, tensors: dict[str, Tensor], origin: str) -> None:
-        own = self.state_dict()
-        given = {k: v.float() for k, v in tensors.items() if not k.startswith("feature_extractor.")}
-        wrong = [k for k in sorted(own.keys() | given.keys()) if k not in own or k not in given]
-        wrong += [k for k in sorted(own.keys() & given.keys()) if own[k].shape != given[k].shape]
-        if wrong:
-            raise UserError(
-                f"{origin}: weights and config do not belong together, {len(wrong)} tensors differ, "
-                f"first {wrong[0]}: restore both from one source"
-            )
-        self.load_state_dict(given, assign=True)
-        self.requires_grad_(False)
+        _load_exactly(self, {k: v for k, v in tensors.items() if not k.startswith("feature_extractor.")}, origin)
 
     def _synthesise(self, mel: Tensor) -> Tensor:
         return self.head(self.backbone(mel.transpose(1, 2)))
 
 
+class BigVGANVocoder(Vocoder):
+    """BigVGAN v2: the published package's own generator, with weights read by `weights.py`.
+
+    It is heavier than Vocos by far, and takes mels of the kind "bigvgan" only.
+    """
+
+    name = "bigvgan"
+
+    def __init__(
+        self, config: dict, tensors: dict[str, Tensor], mel: MelConfig | None = None, origin: str = "bigvgan"
+    ):
+        """From the published config.json and the generator's tensors; `origin` is what error messages call them.
+
+        Raises UserError when the config is for another mel, the weights do not fit it, or the package is absent.
+        """
+        super().__init__(mel or MelConfig("bigvgan"))
+        _require_bigvgan_mel(config, self.mel_config, origin)
+        generator, arguments = _bigvgan_class()
+        try:
+            with torch.device("meta"):  # as for Vocos; a key of the config chooses among the package's classes only
+                self.generator = generator(arguments(config), use_cuda_kernel=False)
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+            raise UserError(f"{origin}: bigvgan cannot build what the config describes ({error}): restore it") from None
+        normed = any(k.endswith("weight_g") for k in tensors)
+        if not normed:  # weights that were saved for inference
+            _remove_weight_norm(self.generator)
+        _load_exactly(self.generator, tensors, origin)
+        if normed:
+            _remove_weight_norm(self.generator)
+        self.requires_grad_(False).eval()
+
+    @classmethod
+    def from_folder(cls, folder: str | Path, mel: MelConfig | None = None) -> BigVGANVocoder:
+        """A folder with config.json, and model.safetensors or bigvgan_generator.pt."""
+        config, weights = (_find(folder, names) for names in (CONFIGS[1:], BIGVGAN_WEIGHTS))
+        return cls(_read_config(config), _read_weights(weights), mel, origin=str(folder))
+
+    @classmethod
+    def from_hub(cls, mel: MelConfig | None = None) -> BigVGANVocoder:
+        """The published 24 kHz weights, from the local cache or the Hub. UserError when there is no way."""
+        config = _read_config(download(BIGVGAN_REPOSITORY, "config.json"))
+        weights = _read_weights(download(BIGVGAN_REPOSITORY, BIGVGAN_WEIGHTS[1]))
+        return cls(config, weights, mel, origin=BIGVGAN_REPOSITORY)
+
+    def _synthesise(self, mel: Tensor) -> Tensor:
+        return self.generator(mel.transpose(1, 2))[:, 0]
+
+
 def load_vocoder(name: str | Path = "auto", mel: MelConfig | None = None, device: str = "cpu") -> Vocoder:
     """A vocoder on `device`; its `.why` says in a sentence why it is this one.
 
-    name: "vocos", "griffin-lim", a local folder of Vocos weights, or "auto": Vocos where its weights are in
-    the local cache or the Hub answers, else Griffin-Lim. Raises UserError when it can't be had.
+    name: "vocos", "bigvgan", "griffin-lim", a local folder of Vocos or BigVGAN weights, or "auto": the one of the mel's
+    kind where its weights are in the local cache or the Hub answers, else Griffin-Lim. Raises UserError when it can't
+    be had, and for a vocoder of another kind of mel.
     """
     if name == "griffin-lim":
         vocoder = GriffinLim(mel)
     elif name == "vocos":
         vocoder = VocosVocoder.from_hub(mel)
+    elif name == "bigvgan":
+        vocoder = BigVGANVocoder.from_hub(mel)
     elif name == "auto":
         vocoder = _best(mel)
     elif Path(name).is_dir():
-        vocoder = VocosVocoder.from_folder(name, mel)
+        # The mel asked for decides; without one, the published layouts tell themselves apart by their config.
+        bigvgan = mel.kind == "bigvgan" if mel else _is_bigvgan(Path(name))
+        vocoder = (BigVGANVocoder if bigvgan else VocosVocoder).from_folder(name, mel)
     else:
-        choices = "'auto', 'vocos', 'griffin-lim' or a local folder"
+        choices = "'auto', 'vocos', 'bigvgan', 'griffin-lim' or a local folder"
         raise UserError(f"there is no vocoder {str(name)!r}: choose {choices}")
     return vocoder.to(device)
 
 
 def _best(mel: MelConfig | None) -> Vocoder:
+    bigvgan = mel is not None and mel.kind == "bigvgan"
     try:
-        vocoder = VocosVocoder.from_hub(mel)
-        vocoder.why = f"the published weights of {VOCOS_REPOSITORY}"
+        vocoder = (BigVGANVocoder if bigvgan else VocosVocoder).from_hub(mel)
+        vocoder.why = f"the published weights of {BIGVGAN_REPOSITORY if bigvgan else VOCOS_REPOSITORY}"
     except UserError as error:
         vocoder = GriffinLim(mel)
-        vocoder.why = f"rougher in sound than Vocos, which cannot be had: {error}"
+        vocoder.why = f"rougher in sound than {'BigVGAN' if bigvgan else 'Vocos'}, which cannot be had: {error}"
     return vocoder
+
+
+def _find(folder: str | Path, names: Sequence[str]) -> Path:
+    """The first of these files that is in the folder. Raises UserError when none is."""
+    for name in names:
+        if (Path(folder) / name).is_file():
+            return Path(folder) / name
+    raise UserError(f"{folder} holds no vocoder, no {' or '.join(names)}: name another folder")
+
+
+def _is_bigvgan(folder: Path) -> bool:
+    file = folder / "config.json"
+    return file.is_file() and "upsample_rates" in (_read_config(file) or {})
+
+
+def _load_exactly(module: nn.Module, tensors: dict[str, Tensor], origin: str) -> None:
+    """Replace all weights of a module by float32 ones, name by name. Raises UserError when they do not fit."""
+    own = module.state_dict()
+    given = {k: v.float() for k, v in tensors.items()}
+    wrong = [k for k in sorted(own.keys() | given.keys()) if k not in own or k not in given]
+    wrong += [k for k in sorted(own.keys() & given.keys()) if own[k].shape != given[k].shape]
+    if wrong:
+        raise UserError(
+            f"{origin}: weights and config do not belong together, {len(wrong)} tensors differ, "
+            f"first {wrong[0]}: restore both from one source"
+        )
+    module.load_state_dict(given, assign=True)
+    module.requires_grad_(False)
+
+
+def _bigvgan_class() -> tuple[type, type]:
+    """The package's generator and the kind of dictionary it reads its config from."""
+    import matplotlib
+
+    backend = matplotlib.get_backend()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from bigvgan import BigVGAN
+            from bigvgan.env import AttrDict
+    except ImportError as error:
+        raise UserError(
+            f"the vocoder bigvgan does not import ({error}): pip install --no-deps bigvgan, and pip install librosa "
+            "(its other declared dependencies serve its own training only)"
+        ) from None
+    finally:
+        matplotlib.use(backend)  # the package switches figures off for the whole process
+    return BigVGAN, AttrDict
+
+
+def _remove_weight_norm(generator: nn.Module) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints
+        generator.remove_weight_norm()
+
+
+def _require_bigvgan_mel(config: dict, mel: MelConfig, origin: str) -> None:
+    """The mel a BigVGAN was trained on is in its config; another one would speak noise, without an error."""
+    if not isinstance(config, dict) or "upsample_rates" not in config:
+        raise UserError(f"{origin}: config.json describes no BigVGAN, it has no upsample_rates: name another folder")
+    if mel.kind != "bigvgan":
+        raise UserError(f"{origin}: BigVGAN reads mels of its own kind, and the mel here is {mel.kind}; choose 'vocos'")
+    ours = {"sampling_rate": mel.sample_rate, "n_fft": mel.n_fft, "hop_size": mel.hop_length}
+    ours |= {"win_size": mel.win_length, "num_mels": mel.n_mels, "fmin": 0}
+    theirs = {"fmin": 0, **{name: config.get(name) for name in ours if name in config}}
+    for name, value in ours.items():
+        if theirs.get(name) != value:
+            sides = f"the vocoder has {name} {theirs.get(name)} and the model's mel {value}"
+            raise UserError(f"{origin}: {sides}; choose a vocoder that was trained on this mel")
+    if config.get("fmax") not in (None, mel.sample_rate / 2):
+        raise UserError(f"{origin}: the vocoder's fmax is {config['fmax']} and the model's mel goes to half the rate")
 
 
 def _vocos_classes() -> tuple[type, type]:
@@ -217,6 +336,8 @@ def _require_same_mel(config: dict, backbone: dict, head: dict, mel: MelConfig, 
     """A vocoder of another mel would speak noise, without an error."""
     ours = {"sample_rate": mel.sample_rate, "n_fft": mel.n_fft, "hop_length": mel.hop_length}
     ours |= {"n_mels": mel.n_mels, "padding": "center"}
+    if mel.kind != "vocos":
+        raise UserError(f"{origin}: Vocos reads mels of its own kind, and the mel here is {mel.kind}; choose 'bigvgan'")
     features = {**_MEL_DEFAULTS, **_arguments(config, "feature_extractor", _MEL_CLASS, origin)}
     for part in (features, {"n_mels": backbone.get("input_channels")}, {"padding": "same", **head}):
         for name in ours.keys() & part.keys():

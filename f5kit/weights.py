@@ -24,6 +24,9 @@ PUBLISHED = {
     "E2TTS_Base": ("SWivid/E2-TTS", "E2TTS_Base/model_1200000.safetensors", "E2TTS_Base/vocab.txt"),
 }
 
+PICKLES = (".pt", ".bin", ".pth", ".ckpt")
+
+_PATIENCE = 60.0  # seconds for converting a small pickle
 _HUB_PATIENCE = 3.0  # seconds to wait for the Hub's first answer
 
 
@@ -41,8 +44,7 @@ def read_tensors(path: str | Path, device: str = "cpu") -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
     path = Path(path)
-    if path.suffix in (".pt", ".bin", ".pth", ".ckpt"):
-        raise UserError(f"{path} is a pickle, which can run code when read: use f5kit.weights.convert_pickle first")
+    refuse_pickle(path)
     if not path.is_file():
         raise UserError(f"there is no weights file {path}")
     try:
@@ -51,16 +53,33 @@ def read_tensors(path: str | Path, device: str = "cpu") -> dict[str, Tensor]:
         raise UserError(f"{path} is not a whole safetensors file ({error}): copy or download it again") from None
 
 
+def refuse_pickle(path: str | Path) -> None:
+    """Raise UserError, with the way to convert it, for a file whose name says that it is a pickle."""
+    if Path(path).suffix in PICKLES:
+        raise UserError(
+            f"{path} is a pickle, which can run code when read: convert it first, "
+            f"python -m f5kit.convert {path} OUT --to f5kit"
+        )
+
+
 class TensorFile:
     """A safetensors file read tensor by tensor, without loading the rest of it."""
 
     def __init__(self, path: str | Path):
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
-        self._file = safe_open(str(path), framework="pt")
+        refuse_pickle(path)
+        try:
+            self._file = safe_open(str(path), framework="pt")
+        except SafetensorError as error:
+            raise UserError(f"{path} is not a whole safetensors file ({error}): copy or download it again") from None
 
     def keys(self) -> list[str]:
         return list(self._file.keys())
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name and shape of every tensor, from the header alone."""
+        return {key: tuple(self._file.get_slice(key).get_shape()) for key in self._file.keys()}
 
     def __getitem__(self, key: str) -> Tensor:
         return self._file.get_tensor(key)
@@ -103,6 +122,16 @@ def from_published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {k: v for k, v in names.items() if k not in ("initted", "step") and not k.startswith("mel_spec.")}
 
 
+def to_published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The model's own names (`transformer.*`) to upstream's published layout, fp32.
+
+    Upstream's Trainer loads such a file into its EMA, strictly, and into the model it trains. `step` 0 makes its EMA
+    start afresh: a published step of a million would hold the average at its old weights (F5-TTS, model/trainer.py).
+    """
+    counters = {"initted": torch.tensor(True), "step": torch.tensor(0)}
+    return {f"ema_model.{name}": tensor.float() for name, tensor in tensors.items()} | counters
+
+
 def download_published(name: str, what: str) -> Path:
     """The "weights" or the "vocabulary" of a published preset, from the Hub or its local cache.
 
@@ -132,25 +161,56 @@ def download(repository: str, filename: str) -> Path:
         ) from None
 
 
+# Runs in a process of its own: arguments are the pickle, the file to write, and "ema" or "raw".
 _CONVERT = """
-import sys, torch
+import os, sys, torch, zipfile
 from safetensors.torch import save_file
-tensors = torch.load(sys.argv[1], map_location="cpu", weights_only=True)
-for key in ("ema_model_state_dict", "model_state_dict", "state_dict"):
-    if isinstance(tensors.get(key), dict):
-        tensors = tensors[key]
+
+source, target, weights = sys.argv[1:]
+records = None
+if zipfile.is_zipfile(source):
+    with zipfile.ZipFile(source) as archive:
+        records = {member.file_size for member in archive.infolist()}
+        if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+            sys.exit("its records are compressed, which torch never does")
+found = torch.load(source, map_location="cpu", weights_only=True)
+if not isinstance(found, dict):
+    sys.exit(f"it holds a {type(found).__name__} and no tensors by name")
+groups = {"ema": ("ema_model_state_dict",), "raw": ("model_state_dict",)}
+other = groups["raw" if weights == "ema" else "ema"][0]
+for key in (*groups[weights], "state_dict", "generator"):
+    if isinstance(found.get(key), dict):
+        found = found[key]
         break
-save_file({k: v.clone().contiguous() for k, v in tensors.items() if torch.is_tensor(v)}, sys.argv[2])
+else:
+    if isinstance(found.get(other), dict):
+        sys.exit(f"it has no {weights} weights, only {other}")
+tensors = {k: v for k, v in found.items() if isinstance(k, str) and torch.is_tensor(v)}
+if not tensors:
+    sys.exit("it holds no tensors by name")
+room = 4 * os.path.getsize(source) + (1 << 20)
+for name, tensor in tensors.items():
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        sys.exit(f"{name[:60]} is {tensor.layout}, and weights are plain")
+    need, held = tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes()
+    room -= need
+    if need > held or room < 0 or (records and held and held not in records):
+        sys.exit(f"{name[:60]} claims more numbers than the file holds")
+save_file({k: v.detach().clone().contiguous() for k, v in tensors.items()}, target)
 """
 
 
-def convert_pickle(path: str | Path) -> Path:
+def convert_pickle(path: str | Path, weights: str = "ema") -> Path:
     """Convert a `.pt` or `.bin` of tensors to safetensors, and return the new file, kept in the user's cache.
 
+    `weights` says which of a training checkpoint's two sets is taken: "ema" (`ema_model_state_dict`) or "raw"
+    (`model_state_dict`); files with one set give it for "ema", and for "raw" where it isn't named as an average.
+
     The file is opened in a process of its own with torch's weights-only unpickler. torch below 2.10 is refused: its
-    unpickler could be made to run code (CVE-2025-32434, CVE-2026-24747). There is no fallback.
+    unpickler could be made to run code (CVE-2025-32434, CVE-2026-24747). There is no fallback. Tensors that claim
+    more numbers than the file holds, and files that keep the process busy, are refused as well: UserError.
     """
-    path = Path(path)
+    path = Path(path).resolve()
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     if version < (2, 10):
         raise UserError(
@@ -159,16 +219,25 @@ def convert_pickle(path: str | Path) -> Path:
         )
     if not path.is_file():
         raise UserError(f"there is no weights file {path}")
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "f5kit" / "converted"
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")).resolve() / "f5kit" / "converted"
     cache.mkdir(parents=True, exist_ok=True)
-    target = cache / f"{path.stem}-{file_hash(path)[:16]}.safetensors"
+    target = cache / f"{path.stem}-{weights}-{file_hash(path)[:16]}.safetensors"
     if target.is_file():
         return target
     partial = target.with_suffix(f".partial-{os.getpid()}")
-    done = subprocess.run([sys.executable, "-c", _CONVERT, str(path), str(partial)], capture_output=True, text=True)
+    command = [sys.executable, "-c", _CONVERT, str(path), str(partial), weights]
+    patience = _PATIENCE + path.stat().st_size / 2e7
+    try:
+        # Started in the cache folder: Python imports from where it starts, and a folder of downloads is no such place.
+        done = subprocess.run(command, capture_output=True, text=True, cwd=cache, timeout=patience)
+    except subprocess.TimeoutExpired:
+        partial.unlink(missing_ok=True)
+        raise UserError(f"{path} kept its reader busy for {patience:.0f} s: it is damaged or malicious") from None
     if done.returncode:
         partial.unlink(missing_ok=True)
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UserError(f"{path} could not be converted to safetensors ({reason[:200]}): it holds more than tensors")
+        raise UserError(
+            f"{path} could not be converted to safetensors ({reason[:200]}): it is damaged or holds more than tensors"
+        )
     os.replace(partial, target)
     return target

@@ -28,16 +28,17 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 LAYERS = {
     -1: "errors",
     0: "config host",
-    1: "audio text weights layers ode optim asr",
+    1: "audio text weights layers ode optim asr readings",
     2: "dit unett mmdit vocoder data ingest",
     3: "cfm prepare lora",
     4: "checkpoint",
-    5: "plan trainer inference card",
+    5: "plan trainer inference card convert probe",
     6: "evaluate hub log widgets serve",
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names.split()}
-# Modules that belong to a host or come with ipywidgets, and so are nobody's dependency.
-FROM_HOST = {"google", "kaggle_secrets", "IPython"}
+# Modules that belong to a host or come with ipywidgets, and so are nobody's dependency; and bigvgan, which is installed
+# without its dependencies, for some of them need a compiler: no extra can ask for that.
+FROM_HOST = {"google", "kaggle_secrets", "IPython", "bigvgan"}
 
 
 # --- requirements ---------------------------------------------------------------------------------
