@@ -28,6 +28,7 @@ _HOME = {  # public name -> the module it lives in
     "CFM": "cfm",
     "load_model": "checkpoint",
     "export_model": "checkpoint",
+    "extend_vocab": "vocab",
     "RunFolder": "checkpoint",
     "plan_run": "plan",
     "Trainer": "trainer",
