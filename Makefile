@@ -35,6 +35,7 @@ test: lint
 	$(PY) -m pytest $(wildcard $(NOTEBOOK_TESTS)) --durations=5
 
 parity: $(PARITY)/.installed
+	$(PARITY)/bin/python tests/parity/compare_text.py
 	$(PARITY)/bin/python tests/parity/compare.py
 
 notebooks: $(STAMP)
@@ -59,7 +60,7 @@ endef
 
 $(STAMP): pyproject.toml constraints.txt
 	$(call environment,$(VENV))
-	$(PY) -m pip install -q -c constraints.txt -e ".[notebooks,log,dev]"
+	$(PY) -m pip install -q -c constraints.txt -e ".[notebooks,log,pinyin,numbers,dev]"
 	@touch $@
 
 # f5-tts without its dependencies (gradio, transformers, torchcodec and their trees): its model needs few of them.

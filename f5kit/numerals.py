@@ -42,6 +42,8 @@ def read_numbers(text: str, language: str) -> str:
 
     if language == "vi":  # the fourth of a series has a word of its own
         text = re.sub(r"\b(thứ|tháng) 4(?![\d.,]*\d)", r"\1 tư", text, flags=re.IGNORECASE)
+    if language == "tr":  # where the sign stands in front
+        text = re.sub(r"%(\d+(?:[.,]\d+)*)", r"\1%", text)
     return _NUMBER.sub(spoken, text)
 
 
@@ -72,7 +74,7 @@ class _Num2words:
         try:
             from num2words import num2words
         except ImportError:
-            raise UserError(f"reading numbers in {language!r} needs num2words: pip install 'f5kit[numbers]'") from None
+            raise UserError(f"reading numbers in {language!r} needs the extra numbers: pip install num2words") from None
         self._read, self._language = num2words, language
         self.minus = {"en": "minus", "de": "minus", "es": "menos", "fr": "moins", "tr": "eksi"}[language]
 

@@ -34,7 +34,7 @@ def to_pinyin(text: str) -> list[str]:
     chinese = _CHINESE.search(text)
     segments = _segments_of_chinese(text) if chinese else _segments(text)
     tokens: list[str] = []
-    word_goes_on = False  # the last token is a letter of a word, to which another letter may belong
+    word_goes_on = False  # the last token is a letter of a word that the next segment may continue
     for segment in segments:
         if segment.isascii():
             joined = word_goes_on and segment[0].isalnum()
@@ -59,7 +59,7 @@ def _segments_of_chinese(text: str) -> list[str]:
         import rjieba
     except ImportError:
         raise UserError(
-            f"reading the Chinese characters of {text[:20]!r} needs rjieba and pypinyin: pip install 'f5kit[pinyin]'"
+            f"reading the Chinese characters of {text[:20]!r} needs the extra pinyin: pip install rjieba pypinyin"
         ) from None
     return rjieba.cut(text)
 
@@ -87,7 +87,9 @@ def _is_ideograph(character: str) -> bool:
 
 
 def _ends_in_letter(segment: str) -> bool:
-    """Whether a Latin letter right behind would continue a word. Scripts written without spaces end theirs."""
+    """Whether a plain letter right behind would continue a word: after an accented letter, but not after ideographs
+    and other letters that are written without spaces between words.
+    """
     last = segment[-1]
     letter = last.isalnum() or unicodedata.category(last).startswith("M")
-    return letter and unicodedata.east_asian_width(last) not in "WF"
+    return letter and not last.isascii() and unicodedata.east_asian_width(last) not in "WF"
