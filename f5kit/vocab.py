@@ -11,6 +11,7 @@ import os
 import shutil
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 
 import torch
@@ -123,12 +124,13 @@ def row_sources(old: Sequence[str], new: Sequence[str], related: Mapping[str, st
 
 
 def _relatives(token: str) -> Iterable[str]:
-    """Letters to start from, the nearest first: without the last accent, without the next, and in the other case."""
+    """Letters to start from, the nearest first: with one accent less, with none, and the same in the other case."""
     for letter in (token, token.lower(), token.upper()):
         yield letter
-        parts = unicodedata.normalize("NFD", letter)
-        for end in range(len(parts) - 1, 0, -1):
-            yield unicodedata.normalize("NFC", parts[:end])
+        base, *accents = unicodedata.normalize("NFD", letter)
+        for count in range(len(accents) - 1, -1, -1):
+            for kept in combinations(accents, count):
+                yield unicodedata.normalize("NFC", base + "".join(kept))
         if letter in _NEAREST:
             yield _NEAREST[letter]
 
