@@ -35,6 +35,7 @@ test: lint
 	$(PY) -m pytest $(wildcard $(NOTEBOOK_TESTS)) --durations=5
 
 parity: $(PARITY)/.installed
+	$(PARITY)/bin/python tests/parity/compare_text.py
 	$(PARITY)/bin/python tests/parity/compare.py
 	$(PARITY)/bin/python tests/parity/compare_checkpoints.py
 
@@ -60,7 +61,7 @@ endef
 
 $(STAMP): pyproject.toml constraints.txt
 	$(call environment,$(VENV))
-	$(PY) -m pip install -q -c constraints.txt -e ".[notebooks,log,dev]"
+	$(PY) -m pip install -q -c constraints.txt -e ".[notebooks,log,pinyin,numbers,dev]"
 	@touch $@
 
 # f5-tts and bigvgan without their dependencies (gradio, torchcodec, pesq and their trees): the models need few of them.

@@ -31,6 +31,7 @@ _HOME = {  # public name -> the module it lives in
     "probe_configs": "probe",
     "convert_model": "convert",
     "export_model": "checkpoint",
+    "extend_vocab": "vocab",
     "RunFolder": "checkpoint",
     "plan_run": "plan",
     "Trainer": "trainer",

@@ -23,6 +23,8 @@ def find_base(model: str) -> dict:
         facts = json.loads((folder / "export.json").read_text(encoding="utf-8"))
         known = {"base": facts["base"], "base_repository": facts["base_repository"]}
         return {**known, "base_licence": facts["licence"]}
+    if (folder / "extended.json").is_file():  # another vocabulary, the same weights
+        return find_base(json.loads((folder / "extended.json").read_text(encoding="utf-8"))["base"])
     for around in (folder, folder.parent.parent):  # a run, or a checkpoint in one
         if folder.is_dir() and (around / "run.json").is_file():
             return find_base(RunFolder(around).info["model"])

@@ -196,7 +196,8 @@ def relative_path(path: Path, start: Path) -> str:
 def write_meaning(folder: Path, model: CFM) -> None:
     """Write what the weights mean beside them: config.json and vocab.txt."""
     model.tokenizer.save(folder / "vocab.txt")
-    write_json(folder / "config.json", {**model.config.to_dict(), "tokenizer_hash": model.tokenizer.hash})
+    reads = {"tokenizer": model.tokenizer.name, "normaliser": model.tokenizer.normaliser}  # what it does, not a plan
+    write_json(folder / "config.json", {**model.config.to_dict(), **reads, "tokenizer_hash": model.tokenizer.hash})
 
 
 def read_meaning(

@@ -92,9 +92,9 @@ class ModelConfig:
     dropout: float = 0.0
     """In attention output and feed-forward. 0 for finetuning: then a resumed run is exact."""
     tokenizer: str = "char"
-    """How normalised text becomes tokens."""
+    """How normalised text becomes tokens: "char", "pinyin", "custom" or "byte"."""
     normaliser: str = "basic"
-    """How text is cleaned before it is tokenized."""
+    """How text is cleaned before it is tokenized: "basic", "published", "none", and "basic+numbers:vi" and the like."""
     mel: MelConfig = field(default_factory=MelConfig)
     """The mel definition."""
     mel_mean: float = 0.0
@@ -206,9 +206,12 @@ class TrainConfig:
         return asdict(self)
 
 
+# What upstream's weights were trained to read; only v1_Small was planned for plain characters.
+_READS = dict(tokenizer="pinyin", normaliser="published")
 _V1 = dict(backbone="dit", ff_mult=2, text_dim=512, conv_layers=4)
-_V0 = dict(**_V1, text_mask_padding=False, pe_attn_head=1)
-_E2 = dict(backbone="unett", ff_mult=4, text_dim=100, conv_layers=0, text_mask_padding=False, pe_attn_head=1)
+_V0 = dict(**_V1, text_mask_padding=False, pe_attn_head=1, **_READS)
+_E2 = dict(backbone="unett", ff_mult=4, text_dim=100, conv_layers=0, text_mask_padding=False, pe_attn_head=1,
+           **_READS)  # fmt: skip
 
 # The kit's own small models read printable ASCII, and mels scaled by the mean and deviation of levelled speech.
 _OWN = dict(backbone="dit", ff_mult=2, vocab_size=95, average_upsampling=True, qk_norm="rms_norm",
@@ -219,9 +222,9 @@ PRESETS: dict[str, ModelConfig] = {
     for config in (
         ModelConfig("tiny", dim=64, depth=2, heads=2, dim_head=32, text_dim=32, conv_layers=1, **_OWN),
         ModelConfig("starter", dim=256, depth=6, heads=4, text_dim=128, conv_layers=4, **_OWN),
-        ModelConfig("F5TTS_v1_Base", dim=1024, depth=22, heads=16, **_V1),
+        ModelConfig("F5TTS_v1_Base", dim=1024, depth=22, heads=16, **_V1, **_READS),
         ModelConfig("F5TTS_Base", dim=1024, depth=22, heads=16, **_V0),
-        ModelConfig("F5TTS_v1_Small", dim=768, depth=18, heads=12, **_V1),
+        ModelConfig("F5TTS_v1_Small", dim=768, depth=18, heads=12, **_V1, normaliser="published"),
         ModelConfig("F5TTS_Small", dim=768, depth=18, heads=12, **_V0),
         ModelConfig("E2TTS_Base", dim=1024, depth=24, heads=16, **_E2),
         ModelConfig("E2TTS_Small", dim=768, depth=20, heads=12, **_E2),

@@ -24,7 +24,7 @@ def published(folder, model):
 def v1(awake):
     config = PRESETS["F5TTS_v1_Small"].replace(name="mine", dim=64, depth=2, heads=2, text_dim=32, conv_layers=1)
     vocab = [*english_vocab(), *(f"zh{i}" for i in range(2545 - 95))]
-    return awake(fresh_model(config, Tokenizer(vocab)))
+    return awake(fresh_model(config, Tokenizer(vocab, config.tokenizer, config.normaliser)))
 
 
 def same(a, b):

@@ -24,6 +24,8 @@ voice = "my_voice"  #@param {type:"string"}
 language = "en"  #@param {type:"string"}
 consent = ""  #@param ["", "I am the speaker", "The speaker agreed", "Public domain"] {allow-input: true}
 base_model = "F5TTS_v1_Base"  #@param {type:"string"}
+extend = True  #@param {type:"boolean"}
+numbers = False  #@param {type:"boolean"}
 seed = 0  #@param {type:"integer"}
 demo = False  #@param {type:"boolean"}
 
@@ -100,17 +102,35 @@ players({row["id"]: dataset.folder / row["audio"] for row in rows[:4] if row["au
 # %% [markdown]
 # ## Letters the model does not know
 # A model can speak only the characters of its vocabulary. What is listed here is in your transcripts and
-# not in the model's: write it out in other letters, or start from a model that has them.
+# not in the model's, with places where it stands: a slip of the keyboard is mended in the transcripts, a
+# letter of your language is added in the next cell.
 
 # %% [check]
-from f5kit import coverage
+from f5kit import Tokenizer, coverage
 from f5kit.checkpoint import load_tokenizer
 
-base = "starter" if demo else base_model
-tokenizer = load_tokenizer(base)
-missing = coverage([clip.text for clip in dataset.clips], tokenizer.vocab, tokenizer.normaliser)
-print(f"{base} knows {len(tokenizer.vocab)} tokens; your texts have {len(missing)} characters besides")
-table([{"missing": repr(character), "times": count} for character, count in missing.items()])
+base_model = "starter" if demo else base_model
+known = load_tokenizer(base_model)
+reading = known.normaliser + (f"+numbers:{language}" if numbers else "")
+needed = Tokenizer(known.vocab, known.name, reading)
+missing = coverage([clip.text for clip in dataset.clips], needed)
+print(f"{base_model} knows {len(known.vocab)} tokens; your texts need {len(missing)} others")
+table([{"missing": repr(k), "times": m.count, "as in": ", ".join(m.examples)} for k, m in missing.items()])
+
+# %% [markdown]
+# ## Teach it the new letters
+# Each new letter starts as the plain letter it comes from (ñ as n), and training moves it from there. The
+# base model with its larger vocabulary goes to `models/` in the workspace, where notebook 02 finds it.
+
+# %%
+from f5kit import extend_vocab
+
+extended = root / "models" / f"{voice}_base"
+if extend and (missing or numbers):
+    print(extend_vocab(base_model, missing, extended, normaliser=reading))
+else:
+    extended = None
+    print("Nothing is added: " + (f"{len(missing)} tokens stay unknown" if missing else "every letter is known"))
 
 # %% [markdown]
 # ## Result
@@ -119,7 +139,8 @@ table([{"missing": repr(character), "times": count} for character, count in miss
 # %%
 result = {"notebook": "<<name>>", "seconds": round(time.time() - started, 1), "voice": voice}
 result |= {"language": language, "consent": consent, "dataset": str(dataset.folder), **counts}
-result |= {"missing_characters": missing, "plots": [str(dataset.folder / "report.png")]}
+result |= {"missing_characters": {token: found.count for token, found in missing.items()}}
+result |= {"extended": extended and str(extended), "plots": [str(dataset.folder / "report.png")]}
 path = root / "results" / "<<name>>" / "result.json"
 path.parent.mkdir(parents=True, exist_ok=True)
 path.write_text(json.dumps(result, indent=2))

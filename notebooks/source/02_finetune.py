@@ -51,14 +51,17 @@ if demo:
 
 # %% [markdown]
 # ## The machine and the data
-# The device and the precision it is good for, and the dataset that notebook 01 left in the workspace.
+# The device and the precision it is good for, and the dataset that notebook 01 left in the workspace. If
+# notebook 01 added letters to this base model, the run starts from the model that has them.
 
 # %%
 from f5kit import detect_host, load_dataset
+from f5kit.vocab import find_extended
 
 host = detect_host()
 dataset = load_dataset(root / "data" / voice)
-print(host, dataset, sep="\n")
+base_model = find_extended(base_model, root / "models" / f"{voice}_base")
+print(host, dataset, f"starting from {base_model}", sep="\n")
 
 # %% [markdown]
 # ## The plan
