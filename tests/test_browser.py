@@ -15,9 +15,9 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"]
+FLAGS = "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update".split()
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-get install chromium")
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_run_all_then_generate_plays_a_sound(lab, workspace):
     with playwright.sync_playwright() as p:
         browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         page = browser.new_page(viewport={"width": 1200, "height": 1400})
-        page.set_default_timeout(240_000)  # the kernel imports torch, on a machine that may be busy
+        page.set_default_timeout(240_000)  # the kernel imports torch on a busy machine
         page.goto(lab)
         page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
         page.locator(".lm-MenuBar-item", has_text="Run").click()
