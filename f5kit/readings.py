@@ -32,7 +32,7 @@ def fitting_configs(shapes: Shapes) -> dict[str, ModelConfig]:
     readings = {}
     for family in _FAMILIES[backbone]:
         name = _name(family, sizes)
-        config = PRESETS[f"{family}_Base"].replace(**sizes, name=name)
+        config = PRESETS.get(name, PRESETS[f"{family}_Base"]).replace(**sizes, name=name)
         readings[name] = config
         if family in _BIGVGAN:
             name += "_bigvgan"

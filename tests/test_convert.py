@@ -43,7 +43,7 @@ def own_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def model(awake):
-    return awake(fresh_model(V0, Tokenizer(english_vocab())))
+    return awake(fresh_model(V0, Tokenizer(english_vocab(), V0.tokenizer, V0.normaliser)))
 
 
 def same(a, b):
