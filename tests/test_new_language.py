@@ -81,7 +81,8 @@ def test_spanish_is_added_and_english_stays(dataset, recordings, tmp_path):
     new = torch.stack([moved[place[letter]] for letter in sorted(LETTERS)])
     old_loss, new_loss = (dataset_loss(model, dataset) for model in (before, after))
     spanish = [c for c in both.clips if c.id.startswith("es_")]
-    old_spanish, new_spanish = (held_out_loss(model, [both.batch(spanish, model.tokenizer)]) for model in (before, after))
+    batch = both.batch(spanish, after.tokenizer)
+    old_spanish, new_spanish = (held_out_loss(model, [batch]) for model in (before, after))
     print(
         f"new rows moved {new.min():.4f} to {new.max():.4f}, unused {unused.max():.4f}; "
         f"Spanish {old_spanish:.4f} -> {new_spanish:.4f}, English {old_loss:.4f} -> {new_loss:.4f}"
