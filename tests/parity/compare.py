@@ -180,6 +180,30 @@ def compare_preset(table: Table, name: str) -> None:
     table.add(name, "-", f"{count:,} parameters", abs(count - PARAMETERS[name]), 0)
 
 
+@torch.no_grad()
+def deliberate_differences(rng: random.Random) -> None:
+    """Where f5kit differs on purpose, with both numbers (a third one, spaces inside words, is in compare_text.py)."""
+    theirs, ours = make_models(structures()["F5TTS_v1_Base"], torch.float32)
+    items = [make_item(rng, torch.float32, (False, False)) for _ in range(4)]
+    batch, draws = as_batch(items)
+    cond = batch.mel.masked_fill(draws.span[..., None], 0.0)
+    padded = theirs.transformer(x=draws.noise, cond=cond, text=batch.text, time=draws.time, mask=batch.mask)
+    strays = []
+    for velocities in (padded, our_velocity(ours, batch, draws)):
+        pairs = zip(velocities, items, strict=True)
+        strays.append(largest(relative(v[: len(i.mel)], their_velocity(theirs, i)) for v, i in pairs))
+    print("deliberate: an item in a padded batch against the same item alone")
+    print(f"  upstream {strays[0]:.1e}, f5kit {strays[1]:.1e}")
+
+    n, dim = 2049, ours.config.dim_head
+    exact = (n - 1) / 10_000 ** (torch.arange(0, dim, 2).double() / dim)  # radians at frame 2048
+    half, _ = theirs.half().transformer.rotary_embed.forward_from_seq_len(n)
+    their_error = (half.double().reshape(n, -1)[-1, ::2] - exact).abs().max()
+    our_error = (ours.half().transformer.rotary_embed(n)[0][-1].double() - exact.cos()).abs().max()
+    print("deliberate: rotary angles of a model in fp16, at frame 2048")
+    print(f"  upstream errs by {their_error:.1e} radian, f5kit by {our_error:.1e} in their cosine")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=random.SystemRandom().getrandbits(31))
@@ -197,6 +221,7 @@ def main() -> int:
             torch.manual_seed(rng.getrandbits(31))
             if not arguments.case or arguments.case in case:
                 compare_case(table, config, dtype, rng)
+    deliberate_differences(rng)
     print(f"{table.rows} comparisons, {table.broken} above their bound")
     return 1 if table.broken else 0
 

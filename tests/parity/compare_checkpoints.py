@@ -48,6 +48,7 @@ SMALL = dict(dim=64, depth=2, heads=2, dim_head=32, text_dim=32, conv_layers=2, 
 CASES = {
     "v1": PRESETS["F5TTS_v1_Base"].replace(name="F5TTS_v1_64x2", **SMALL),
     "v0": PRESETS["F5TTS_Base"].replace(name="F5TTS_64x2", **SMALL),
+    "E2": PRESETS["E2TTS_Base"].replace(name="E2TTS_64x2", **{**SMALL, "text_dim": 100, "conv_layers": 0}),
     "v0 bigvgan": PRESETS["F5TTS_Base"].replace(name="F5TTS_64x2_bigvgan", mel=MelConfig("bigvgan"), **SMALL),
 }
 UPDATES = 2
