@@ -4,8 +4,12 @@ The old language is held by a low learning rate and by replay: the English clips
 about as many minutes of them as of Spanish.
 """
 
+import json
+import os
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +23,8 @@ from f5kit.prepare import prepare_dataset
 from f5kit.text import coverage
 from f5kit.trainer import Trainer
 from f5kit.vocab import TABLE, extend_vocab
+
+ROOT = Path(__file__).parents[1]
 
 pytestmark = pytest.mark.skipif(not shutil.which("espeak-ng"), reason="needs Debian's espeak-ng")
 
@@ -52,17 +58,22 @@ def train(model: str, dataset, folder, **settings):
     return Trainer(plan, dataset, folder).fit()
 
 
+def add_spanish(folder):
+    """Say the sentences into folder/wavs and write them to its metadata.csv."""
+    (folder / "wavs").mkdir(parents=True, exist_ok=True)
+    with open(folder / "metadata.csv", "a", encoding="utf-8") as metadata:
+        for i, sentence in enumerate(SPANISH):
+            clip = folder / "wavs" / f"es_{i}.wav"
+            subprocess.run(["espeak-ng", "-v", "es", "-s", "220", "-w", clip, sentence], check=True)
+            metadata.write(f"{clip.stem}|{sentence}\n")
+
+
 def test_spanish_is_added_and_english_stays(dataset, recordings, tmp_path):
     mixed = tmp_path / "recordings"
     shutil.copytree(recordings, mixed)
     for clip in (*dataset.heldout, *dataset.train[:2]):  # what the old language is judged by is not replayed
         (mixed / "wavs" / f"{clip.id}.flac").unlink()
-    lines = (mixed / "metadata.csv").read_text(encoding="utf-8").splitlines()
-    for i, sentence in enumerate(SPANISH):
-        clip = mixed / "wavs" / f"es_{i}.wav"
-        subprocess.run(["espeak-ng", "-v", "es", "-s", "220", "-w", clip, sentence], check=True)
-        lines.append(f"{clip.stem}|{sentence}")
-    (mixed / "metadata.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    add_spanish(mixed)
     both = prepare_dataset(mixed, tmp_path / "data", progress=False)
 
     english = train("tiny", dataset, tmp_path / "english", updates=60, update_frames=600, learning_rate=5e-3)
@@ -90,3 +101,21 @@ def test_spanish_is_added_and_english_stays(dataset, recordings, tmp_path):
     assert new.min() > 5 * unused.max()
     assert abs(new_loss / old_loss - 1) < 0.02
     assert new_spanish < old_spanish
+
+
+def test_the_notebooks_add_the_letters_from_their_parameters(dataset, tmp_path):
+    english = train("tiny", dataset, tmp_path / "english", updates=2)
+    add_spanish(tmp_path / "spanish")
+    program = [sys.executable, str(ROOT / "notebooks" / "run.py"), "--only", "01,02"]
+    values = {"voice": "paula", "source": tmp_path / "spanish", "base_model": english.path, "language": "es",
+              "consent": "Public domain", "updates": 3}  # fmt: skip
+    given = [part for name, value in values.items() for part in ("-p", name, str(value))]
+    done = subprocess.run(
+        [*program, "--workspace", str(tmp_path / "work"), *given],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    base = tmp_path / "work" / "models" / "paula_base"
+    assert LETTERS <= set(load_model(base).tokenizer.vocab)
+    result = json.loads((tmp_path / "work" / "runs" / "paula" / "result.json").read_text())
+    assert result["base_model"] == str(base)

@@ -45,10 +45,13 @@ def test_commands_exist(target):
     assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
 
 
-def test_the_runner_helps():
-    done = subprocess.run([sys.executable, "notebooks/run.py", "--help"], cwd=ROOT, capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("program", "option"), [(["notebooks/run.py"], "--demo"), (["-m", "f5kit.convert"], "--to")], ids=["run", "convert"]
+)
+def test_programs_help(program, option):
+    done = subprocess.run([sys.executable, *program, "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
-    assert "--demo" in done.stdout
+    assert option in done.stdout
 
 
 def test_figures_are_those_of_the_recorded_run():
@@ -60,6 +63,11 @@ def test_figures_are_those_of_the_recorded_run():
     assert f"took {minutes:.1f} minutes, and the second time {again:.1f} minutes" in text
     assert f"fell from {losses['start']:.2f} to {losses['end']:.2f}" in text
     assert f"reaches {record['loss_of_averages']:.2f}" in text
+
+
+def test_the_probe_named_as_many_as_the_readme_says():
+    record = json.loads((ROOT / "benchmarks" / "results" / "probe_configs.json").read_text())
+    assert f"named the right one {record['right']} times of {record['of']}" in " ".join(README.split())
 
 
 def test_links_to_files_lead_there():
