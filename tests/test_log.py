@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import time
 import types
 import warnings
 
@@ -106,6 +107,8 @@ def records(data: bytes):
             at += 2**15 - at % 2**15
             continue
         size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
+        if at + 7 + size > len(data):  # being written
+            return
         piece += data[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):  # whole, or the last of several
@@ -118,10 +121,14 @@ def history(folder):
     from wandb.proto.wandb_internal_pb2 import Record
 
     (file,) = folder.glob("offline-run-*/*.wandb")
+    written: list[Record] = []
+    for _ in range(300):  # wandb's own process may still be writing when `finish` returns on a busy machine
+        written = [Record.FromString(data) for data in records(file.read_bytes())]
+        if any(record.HasField("exit") for record in written):
+            break
+        time.sleep(0.1)
     rows, config = [], {}
-    for data in records(file.read_bytes()):
-        record = Record()
-        record.ParseFromString(data)
+    for record in written:
         if record.HasField("history"):
             items = record.history.item
             rows.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
