@@ -22,7 +22,8 @@ from pathlib import Path
 
 import torch
 import yaml
-from compare import BOUND, GUIDANCE, SWAY, Table, largest, randomise, relative, upstream_model
+from compare import BOUND, GUIDANCE, SWAY, Table, largest, relative
+from models import randomise, upstream_model
 
 from f5kit.audio import import_torchaudio, log_mel
 from f5kit.cfm import CFM
