@@ -10,13 +10,14 @@ import json
 import os
 import secrets
 import warnings
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 from f5kit.errors import UserError
 from f5kit.host import secret
 
 
-class _Logger:
+class _Logger(ABC):
     """What both have in common: which numbers are logged, and that failing is harmless."""
 
     service = ""
@@ -46,14 +47,17 @@ class _Logger:
         if event["event"] == "end":
             self._end()
 
+    @abstractmethod
     def _start(self, event: dict, trainer) -> None:
-        raise NotImplementedError
+        """Open the log of a run."""
 
+    @abstractmethod
     def _write(self, numbers: dict[str, float], event: dict) -> None:
-        raise NotImplementedError
+        """Add the numbers of one event."""
 
+    @abstractmethod
     def _end(self) -> None:
-        raise NotImplementedError
+        """Close the log."""
 
 
 class WandbLogger(_Logger):
