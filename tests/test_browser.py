@@ -75,6 +75,7 @@ def test_run_all_then_generate_plays_a_sound(lab, workspace):
         page.set_default_timeout(240_000)  # the kernel imports torch on a busy machine
         page.goto(lab)
         page.locator(".jp-Notebook .jp-CodeCell").first.wait_for()
+        page.get_by_text("(ipykernel) | Idle").first.wait_for()  # cells run before the kernel is there are forgotten
         page.locator(".lm-MenuBar-item", has_text="Run").click()
         page.locator("[data-command='runmenu:run-all']").click()
         generate = page.get_by_role("button", name="Generate")
