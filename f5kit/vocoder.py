@@ -180,7 +180,7 @@ class BigVGANVocoder(Vocoder):
         try:
             with torch.device("meta"):  # as for Vocos; a key of the config chooses among the package's classes only
                 self.generator = generator(arguments(config), use_cuda_kernel=False)
-        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"{origin}: bigvgan cannot build what the config describes ({error}): restore it") from None
         normed = any(k.endswith("weight_g") for k in tensors)
         if not normed:  # weights that were saved for inference
