@@ -32,13 +32,7 @@ from f5kit.errors import UserError
 DEMO = Path(module.__file__).with_name("demo_voice") / "wavs"
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Short clips are no work to share: threads that wait for each other cost more than they bring."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")  # short clips are no work to share
 
 
 def tone(seconds: float = 1.0, rate: int = 24_000, hertz: float = 440.0, level: float = 0.3) -> torch.Tensor:

@@ -26,7 +26,10 @@ from f5kit.vocab import TABLE, extend_vocab
 
 ROOT = Path(__file__).parents[1]
 
-pytestmark = pytest.mark.skipif(not shutil.which("espeak-ng"), reason="needs Debian's espeak-ng")
+pytestmark = [
+    pytest.mark.skipif(not shutil.which("espeak-ng"), reason="needs Debian's espeak-ng"),
+    pytest.mark.usefixtures("one_thread"),
+]
 
 SPANISH = [
     "El niño pequeño soñó con una montaña.",
@@ -42,15 +45,6 @@ SPANISH = [
     "¡Feliz cumpleaños, pequeña Begoña!",
 ]
 LETTERS = set("ñóáéíúü¿¡")
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """A model this small only waits for a second thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def train(model: str, dataset, folder, **settings):

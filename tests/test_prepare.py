@@ -26,13 +26,7 @@ from f5kit.prepare import prepare_dataset
 TEXT = "A short sentence to say."
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Short clips are no work to share: threads that wait for each other cost more than they bring."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")  # short clips are no work to share
 
 
 def voice(seconds: float = 2.0, rate: int = 24_000, level: float = 0.1, seed: int = 0) -> numpy.ndarray:
