@@ -1,7 +1,9 @@
 """Batches: every clip once an epoch, little padding, fresh company, and nothing that depends on where a run resumed."""
 
 import itertools
+import pickle
 import random
+import shutil
 
 import pytest
 import torch
@@ -68,13 +70,26 @@ def test_micro_batches_hold_every_position_once():
     assert all(len(p) * max(frames[members[i]] for i in p) <= 2_000 for p in parts)
 
 
-def test_cached_mels_equal_computed_ones(dataset):
+def test_cached_mels_are_computed_ones_in_half_precision(dataset):
     from f5kit.audio import log_mel, read_audio
 
     for clip in dataset.clips[:3]:
         mel = dataset.mel(clip)
-        assert torch.equal(mel, log_mel(read_audio(dataset.path(clip))))
-        assert mel.shape == (clip.frames, 100)
+        assert torch.equal(mel, log_mel(read_audio(dataset.path(clip))).half().float())
+        assert mel.shape == (clip.frames, 100) and mel.dtype == torch.float32
+
+
+def test_a_cache_that_was_removed_is_made_again_and_workers_map_it_themselves(dataset, tmp_path):
+    shutil.copytree(dataset.folder, tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy" / "features")
+    again = load_dataset(tmp_path / "copy")
+    for clip in again.clips:
+        assert torch.equal(again.mel(clip), dataset.mel(clip))
+    there = pickle.loads(pickle.dumps(again))
+    assert torch.equal(there.mel(there.clips[-1]), dataset.mel(dataset.clips[-1]))
+    before = again.mel(again.clips[0]).clone()
+    again.mel(again.clips[0]).zero_()  # what a caller does to its copy stays with it
+    assert torch.equal(again.mel(again.clips[0]), before)
 
 
 def test_a_batch_knows_its_clips(dataset):
