@@ -145,6 +145,7 @@ def _own_words(error: UserError, task: Task) -> str:
 
 def _is_long(task: Task, options: Options) -> bool:
     sound = open_sound(task.source, task.shown)
+    _check_rate(sound.rate, task.shown)
     frames = sound.declared
     for block in sound.blocks if not frames else ():
         frames += len(block)
@@ -172,7 +173,7 @@ def _lay_out_and_cut(task: Task, result: Result, folder: Path, options: Options)
 
 def _hear_span(task: Task, part: int, span: Span, folder: Path, options: Options) -> Heard:
     layout = task.layout
-    heard = Heard(part, f"{task.id}_{part + 1:04d}", start=round(span.start, 3), stop=round(span.stop, 3))
+    heard = Heard(part, f"{task.id}~{part + 1:04d}", start=round(span.start, 3), stop=round(span.stop, 3))
     shown = f"{task.shown} at {span.start:.1f} s"
     try:
         if span.problem:
@@ -181,16 +182,21 @@ def _hear_span(task: Task, part: int, span: Span, folder: Path, options: Options
         if layout.cancelled:
             heard.mended.append("channels in opposite phase: the left one is used")
         levels = asdict(measure_levels(audio, layout.rate))
-        levels |= {"clipped": layout.clipped_share(span.start, span.stop), "offset": layout.offset}
+        # the peak is the recording's own: resampled, full scale swings over
+        levels |= {"clipped": layout.clipped_share(span.start, span.stop), "offset": layout.offset, "peak": layout.peak}
         return _finish(heard, audio, layout.rate, levels, shown, folder, options)
     except UserError as error:
         heard.problem = str(error)
         return heard
 
 
-def _mono(audio: Tensor, rate: int, shown: str) -> tuple[Tensor, int, dict]:
-    if rate < 8000:
+def _check_rate(rate: int, shown: str) -> None:
+    if not 8000 <= rate <= 1_000_000:
         raise UserError(f"{shown} has a sample rate of {rate} Hz; speech needs 8000 Hz or more")
+
+
+def _mono(audio: Tensor, rate: int, shown: str) -> tuple[Tensor, int, dict]:
+    _check_rate(rate, shown)
     mono, cancelled = to_mono(audio)
     return mono, rate, {**asdict(measure_levels(mono, rate)), "offset": float(mono.mean()), "cancelled": cancelled}
 
@@ -283,7 +289,7 @@ def _alone(task: Task, folder: Path, options: Options, pool) -> Result:
     except TerminatedWorkerError:
         problem = f"{task.shown} ends the process that reads it; export it again as WAV or FLAC"
         parts = task.spans or ((0, None),)
-        named = [(p, f"{task.id}_{p + 1:04d}" if task.spans else task.id) for p, _ in parts]
+        named = [(p, f"{task.id}~{p + 1:04d}" if task.spans else task.id) for p, _ in parts]
         return Result(task.id, "", clips=[Heard(part, name, problem=problem) for part, name in named])
 
 

@@ -37,7 +37,7 @@ from f5kit.text import Tokenizer
 FORMAT = 2
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Clip:
     """One usable recording with its transcript."""
 
@@ -177,7 +177,7 @@ class Dataset:
 
     def rows(self) -> list[dict]:
         """Every row of the report: each clip that was seen, the rejected ones too."""
-        return _read_rows(self.folder / "report.jsonl")
+        return list(_read_rows(self.folder / "report.jsonl"))
 
     @cached_property
     def _features(self) -> Features:
@@ -212,14 +212,13 @@ class Dataset:
         )
 
 
-def _read_rows(path: Path) -> list[dict]:
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            raise UserError(f"{path} line {number} is not JSON: prepare the dataset again") from None
-    return rows
+def _read_rows(path: Path) -> Iterator[dict]:
+    with open(path, encoding="utf-8", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                raise UserError(f"{path} line {number} is not JSON: prepare the dataset again") from None
 
 
 def load_dataset(folder: str | Path) -> Dataset:
@@ -237,8 +236,8 @@ def load_dataset(folder: str | Path) -> Dataset:
     if info.get("format") != FORMAT:
         raise UserError(f"{folder} was prepared by another version of f5kit: prepare it again")
     names = [f.name for f in fields(Clip) if f.name != "row"]
-    rows = _read_rows(folder / "manifest.jsonl")
-    clips = [Clip(**{name: row[name] for name in names}, row=place) for place, row in enumerate(rows)]
+    rows = enumerate(_read_rows(folder / "manifest.jsonl"))
+    clips = [Clip(**{name: row[name] for name in names}, row=place) for place, row in rows]
     for clip in clips:
         if not (folder / clip.audio).is_file():
             raise UserError(f"{folder}/manifest.jsonl names {clip.audio}, which is not there: prepare it again")

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 from f5kit.archives import ARCHIVE_SUFFIXES, unpack
 from f5kit.errors import UserError
 from f5kit.media import AUDIO_SUFFIXES
-from f5kit.tables import TABLE_SUFFIXES, read_lines, read_table, rows_of_records
+from f5kit.tables import TABLE_SUFFIXES, read_lines, read_table, readable, rows_of_records
 
 _AUDIO_FOLDERS = ("wavs", "clips", "audio")
 _TEXT_SUFFIXES = (".txt", ".lab")
@@ -109,13 +109,18 @@ class _Catalogue:
             folders[:] = sorted(name for name in folders if not name.startswith("."))
             for name in sorted(names):
                 path = Path(folder, name)
+                inside, bad = path.relative_to(root).as_posix(), None
                 # A link may lead to another file of the folder, and not out of it.
-                bad = path.is_symlink() and not os.path.realpath(path).startswith(top + os.sep)
+                if path.is_symlink() and not os.path.realpath(path).startswith(top + os.sep):
+                    bad = _OUTSIDE
+                if (shown := readable(inside)) != inside:
+                    bad = _ODD_NAME
                 if not name.startswith("."):
-                    made.add(path.relative_to(root).as_posix(), bad)
+                    made.add(shown, bad)
         return made
 
-    def add(self, source: str, bad: bool) -> None:
+    def add(self, source: str, bad: str | None) -> None:
+        """Take in a file; `bad` says why it must not be read."""
         lower, stem = source.lower(), os.path.splitext(_nfc(source))[0]
         if lower.endswith(AUDIO_SUFFIXES):
             self.base.execute("INSERT INTO audio VALUES (?, ?, NULL, ?)", (source, stem, bad))
@@ -144,8 +149,8 @@ class _Catalogue:
                     return found[0]
         return None
 
-    def is_bad(self, source: str) -> bool:
-        return bool(self.base.execute("SELECT bad FROM audio WHERE source = ?", (source,)).fetchone()[0])
+    def bad(self, source: str) -> str | None:
+        return self.base.execute("SELECT bad FROM audio WHERE source = ?", (source,)).fetchone()[0]
 
     def take(self, source: str, place: str) -> str | None:
         """Note that a line names a recording; returns the line that has named it already."""
@@ -167,7 +172,7 @@ class _Catalogue:
             "SELECT source, audio.bad, path, texts.bad FROM audio LEFT JOIN texts USING (stem) GROUP BY source"
         )
         yield from self.base.execute(
-            "SELECT NULL, 0, path, bad FROM texts WHERE stem NOT IN (SELECT stem FROM audio) ORDER BY path"
+            "SELECT NULL, NULL, path, bad FROM texts WHERE stem NOT IN (SELECT stem FROM audio) ORDER BY path"
         )
 
 
@@ -195,7 +200,7 @@ def _folder_recordings(root: Path, untold: bool) -> Iterator[Recording]:
         yield from _pair_recordings(root, catalogue, untold)
     elif untold:
         for source, bad, *_ in catalogue.pairs():
-            yield Recording(_stem(source), source, None, source, _OUTSIDE.format(source) if bad else None)
+            yield Recording(_stem(source), source, None, source, bad.format(source) if bad else None)
     else:
         raise UserError(
             f"{root} has {catalogue.count('audio')} recordings and no transcripts; add metadata.csv with a line "
@@ -203,6 +208,7 @@ def _folder_recordings(root: Path, untold: bool) -> Iterator[Recording]:
         )
 
 
+_ODD_NAME = "{} has a name that is not UTF-8; rename it"
 _OUTSIDE = "{} is a link that leads out of the folder; put the file itself there"
 
 
@@ -237,8 +243,8 @@ def _table_recordings(path: Path, shown: str, catalogue: _Catalogue, folder: str
         if not problem and source is None:
             problem = f"{place}: there is no recording {name[:200]!r}; add the file or remove the line"
         if source and line.sound is None:
-            if catalogue.is_bad(source):
-                problem = problem or f"{place}: {_OUTSIDE.format(source)}"
+            if bad := catalogue.bad(source):
+                problem = problem or f"{place}: {bad.format(source)}"
             earlier = catalogue.take(source, f"line {line.number}")
             if earlier:
                 problem = problem or f"{place}: {source} is named already in {earlier}; remove one of the two"
@@ -267,7 +273,7 @@ def _pair_recordings(root: Path, catalogue: _Catalogue, untold: bool) -> Iterato
             problem = f"{name} has no recording of the same name beside it; add one or remove the text"
             yield Recording(_stem(name), None, "", name, problem)
         elif bad or bad_text:
-            yield Recording(_stem(source), source, "", source, _OUTSIDE.format(source if bad else name))
+            yield Recording(_stem(source), source, "", source, bad.format(source) if bad else bad_text.format(name))
         elif name is None:
             stem = os.path.splitext(_nfc(source))[0]
             problem = None if untold else f"{source} has no transcript; write it to {stem}.txt, or have it transcribed"
@@ -321,8 +327,11 @@ def _remote_bytes(name: str) -> bytes | None:
         return None
     import fsspec
 
-    with fsspec.open(name, "rb") as file:
-        return file.read()
+    try:
+        with fsspec.open(name, "rb") as file:
+            return file.read()
+    except (OSError, ValueError):
+        return None
 
 
 # ---- Names
@@ -341,7 +350,8 @@ def _stem(source: str) -> str:
     """A name for a clip that every file system takes: its path without suffix and audio folder."""
     head, _, tail = _nfc(source).partition("/")
     stem = os.path.splitext(tail if tail and head in _AUDIO_FOLDERS else _nfc(source))[0]
-    return re.sub(r"[^\w.-]+", "_", stem).strip("._")[:80] or "clip"
+    short = re.sub(r"[^\w.-]+", "_", stem).strip("._").encode()[:120].decode(errors="ignore")  # bytes count
+    return short or "clip"
 
 
 def _with_unique_ids(recordings: Iterator[Recording]) -> Iterator[Recording]:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -33,6 +34,8 @@ from f5kit.verdicts import TextOptions, judge, split
 from f5kit.workplace import check_place, dropped, link, prepared_from, put_in_place, work_folder
 
 _SPANS_IN_A_TASK = 16
+_SPARE = 64 << 20  # bytes of the feature cache that may be of no use
+_COMMIT_EVERY = 0.2  # seconds of work that a kill may cost
 
 
 def prepare_dataset(
@@ -87,7 +90,7 @@ def prepare_dataset(
         _hear_all(journal, source, recordings, root, folder, out, options, speaker, jobs, progress)
         if transcriber is not None:
             _transcribe(journal, folder, out, transcriber, language, check_texts, options, progress)
-        state = _state(journal, options, texts, seed, transcriber)
+        state = _state(journal, options, texts, seed, name or out.name)
         if prepared_from(out) == state:
             with suppress(UserError):  # a folder that lost a clip is made again
                 dataset = load_dataset(out)
@@ -138,7 +141,8 @@ def _hear_all(
 
     writer = FeatureWriter(folder / "features" / options.mel.kind, options.mel.n_mels)
     try:
-        for count, result in enumerate(spread(tasks(), folder, options, jobs_for(_size(source), jobs))):
+        committed = time.monotonic()
+        for result in spread(tasks(), folder, options, jobs_for(_size(source), jobs)):
             open_tasks[0] -= 1
             _store(journal, result, writer)
             if result.layout is not None:
@@ -154,9 +158,10 @@ def _hear_all(
                     _, path, digest = left.pop(result.id)
                     path.unlink(missing_ok=True)
                     journal.base.execute("UPDATE inputs SET done = 1, hash = ? WHERE id = ?", (digest, result.id))
-            if count % 50 == 49:
+            if time.monotonic() - committed > _COMMIT_EVERY:
                 writer.flush()
                 journal.commit()
+                committed = time.monotonic()
     finally:
         bar.close()
         writer.close()
@@ -202,6 +207,8 @@ def _task(journal: Journal, recording: Recording, root: Path, folder: Path, out:
         known = ""
     if known and untouched:
         return None
+    if not known:
+        journal.forget(recording.id)
     journal.base.execute("UPDATE inputs SET done = 0 WHERE id = ?", (recording.id,))
     return Task(recording.id, source, recording.source, whole, known)
 
@@ -257,17 +264,15 @@ def _transcribe(
         audio = read_audio(folder / "clips" / f"{row['id']}.flac", rate)
         text, heard_language = transcriber(audio, rate, row["input_language"] or language)
         journal.set(row, asr={"text": text, "language": heard_language, "by": str(name).replace("'", "")})
-        if row["clip"] % 20 == 0:
-            journal.commit()
-    journal.commit()
+        journal.commit()
 
 
 # ---- The folder
 
 
-def _state(journal: Journal, options: Options, texts: TextOptions, seed: int, transcriber) -> str:
+def _state(journal: Journal, options: Options, texts: TextOptions, seed: int, name: str) -> str:
     """sha256 of all inputs and of all that they are judged by. Times and paths of this machine are no part of it."""
-    about = [texts.language, texts.normaliser, texts.tokenizer and texts.tokenizer.hash, sorted(texts.drop), seed]
+    about = [texts.language, texts.normaliser, texts.tokenizer and texts.tokenizer.hash, sorted(texts.drop), seed, name]
     digest = hashlib.sha256(json.dumps([sorted(asdict(options).items()), about], default=str).encode())
     for row in journal.all(
         "SELECT id, source, place, text, speaker, language, problem, mended, hash FROM inputs ORDER BY id"
@@ -312,7 +317,11 @@ def _write(journal: Journal, folder: Path, out: Path, info: dict, options: Optio
     tokenizer = texts.tokenizer or Tokenizer([" ", *sorted(letters - {" "})], "char", texts.normaliser)
     tokenizer.save(folder / "vocab.txt")
     places = journal.all("SELECT shard, first, frames FROM clips WHERE status != 'rejected' ORDER BY id")
-    write_index(folder / "features" / options.mel.kind, manifest_hash, (tuple(row) for row in places))
+    features = folder / "features" / options.mel.kind
+    write_index(features, manifest_hash, (tuple(row) for row in places))
+    live = journal.value("SELECT total(frames) FROM clips WHERE status != 'rejected'") * options.mel.n_mels * 2
+    if sum(path.stat().st_size for path in features.glob("*.f16")) > 2 * live + _SPARE:
+        shutil.rmtree(features)  # mostly of clips that are gone: it is made anew when it is needed
     summary = summarise(journal, texts, info["split"])
     _write_json(folder / "report.json", summary)
     draw_summary(folder / "report.png", summary)

@@ -106,7 +106,8 @@ def _worst(journal: Journal, pace: float) -> dict[str, list[str]]:
                 rank = rank.replace(f"{{{key}}}", measure(key))
             rank = rank.replace("{median_rms}", repr(level)).replace("{median_pace}", repr(pace))
         rows = journal.all(f"SELECT id, {rank} AS r FROM clips WHERE {where} ORDER BY r DESC, id LIMIT 10")
-        worst[name] = [row["id"] for row in rows if row["r"] is not None]
+        nothing = name == "clipping"  # most clips have none of it
+        worst[name] = [row["id"] for row in rows if row["r"] is not None and not (nothing and row["r"] <= 0)]
     return worst
 
 

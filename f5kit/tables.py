@@ -68,6 +68,11 @@ def _with_mended(rows: Iterable[Line], mended: tuple[str, ...]) -> Iterator[Line
         yield row if n or not mended else Line(**{**vars(row), "mended": (*mended, *row.mended)})
 
 
+def readable(text: str) -> str:
+    """Without the halves of characters that JSON and file systems let through, and nothing else takes."""
+    return text.encode("utf-8", "replace").decode()
+
+
 # ---- Lines
 
 
@@ -267,11 +272,12 @@ def rows_of_records(records: Iterable[dict], first: int = 1) -> Iterator[Line]:
             audio, sound = audio.get("path") or "", audio.get("bytes")
         if isinstance(text, list):
             text = "".join(str(token) for token in text)
-        speaker, language = (str(found[k]) if k in found else None for k in ("speaker", "language"))
+        speaker, language = (readable(str(found[k])) if k in found else None for k in ("speaker", "language"))
         usable = isinstance(audio, str) and isinstance(text, str | None)
         problem = None if usable and (audio or sound) else "it names no recording; give it a key audio and a key text"
         yield Line(
-            number, str(audio)[:1000], text if isinstance(text, str) else None, speaker, language, problem, (),
+            number, readable(str(audio)[:1000]), readable(text) if isinstance(text, str) else None, speaker, language,
+            problem, (),
             sound if isinstance(sound, bytes) else None,
         )  # fmt: skip
 
