@@ -1,6 +1,6 @@
 """The feature cache: log-mels in half precision, one after the other in large files that are mapped into memory.
 
-    features/<kind>/00000.f16       frames (n, bins), little-endian float16
+    features/<kind>/<number>.f16    frames (n, bins), little-endian float16; no number is used twice
     features/<kind>/<manifest>.npy  int64 (clips, 3): file, first frame, frames, in the manifest's order
 
 Reading a clip is a look into the index and a copy out of the map: nothing is decoded, and processes that read the same
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
 from pathlib import Path
 
 import numpy as np
@@ -25,17 +26,15 @@ class FeatureWriter:
 
     def __init__(self, folder: Path, bins: int):
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.bins, self.file, self.first = folder, bins, None, 0
-        numbers = [int(path.stem) for path in folder.glob("*.f16")]
-        self.shard = max(numbers, default=-1)
+        self.folder, self.bins, self.file, self.shard, self.first = folder, bins, None, 0, 0
 
     def add(self, mel) -> tuple[int, int, int]:
         """Write a mel (n, bins). Returns its file, first frame and frames: a row of the index."""
         mel = np.ascontiguousarray(mel, dtype="<f2")
         if self.file is None or self.first * self.bins * 2 >= _SHARD_BYTES:
             self.close()
-            self.shard, self.first = self.shard + 1, 0
-            self.file = open(self.folder / f"{self.shard:05d}.f16", "xb")  # noqa: SIM115
+            self.shard, self.first = time.time_ns(), 0
+            self.file = open(shard_path(self.folder, self.shard), "xb")  # noqa: SIM115
         self.file.write(mel.data)
         place = self.shard, self.first, len(mel)
         self.first += len(mel)
@@ -51,6 +50,11 @@ class FeatureWriter:
             os.fsync(self.file.fileno())
             self.file.close()
             self.file = None
+
+
+def shard_path(folder: Path, number: int) -> Path:
+    """The file of that number."""
+    return folder / f"{number:020d}.f16"
 
 
 def write_index(folder: Path, manifest_hash: str, rows) -> None:
@@ -80,7 +84,7 @@ class Features:
     def __getitem__(self, row: int) -> Tensor:
         shard, first, frames = self.index[row].tolist()
         if shard not in self._maps:
-            with open(self.folder / f"{shard:05d}.f16", "rb") as file:
+            with open(shard_path(self.folder, shard), "rb") as file:
                 # Copy on write: torch wants memory it might change, and never does.
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self._maps[shard] = torch.frombuffer(mapped, dtype=torch.float16).view(-1, self.bins)  # all frames, bins

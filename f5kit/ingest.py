@@ -54,8 +54,6 @@ def open_source(
     Archives are unpacked below `scratch`. Names in a table are looked up below `audio_root` (the source's own folder)
     and nowhere else. Recordings without any transcript are an error unless `untold`.
     """
-    if str(source) == "demo":
-        source = Path(__file__).with_name("demo_voice")
     if str(source).startswith("hf://"):
         return scratch, _with_unique_ids(_hub_recordings(str(source)))
     path = Path(source)

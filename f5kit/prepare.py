@@ -24,7 +24,7 @@ from f5kit.audio import read_audio
 from f5kit.cleaning import Options, Result, Task, jobs_for, spread
 from f5kit.data import FORMAT, Dataset, load_dataset
 from f5kit.errors import UserError
-from f5kit.features import FeatureWriter, write_index
+from f5kit.features import FeatureWriter, shard_path, write_index
 from f5kit.ingest import Recording, open_source
 from f5kit.journal import Journal, unpacked
 from f5kit.summary import draw_summary, summarise
@@ -77,7 +77,8 @@ def prepare_dataset(
     decisions.json, which the report's table writes, are taken out. Raises UserError when no clip is usable.
     """
     out = Path(out)
-    check_place(source, out)
+    place = Path(__file__).with_name("demo_voice") if str(source) == "demo" else source
+    check_place(place, out)
     options = Options(min_seconds, max_seconds, (slices[0], min(slices[1], max_seconds)), loudness, trim)
     normalise("", normaliser)
     texts = TextOptions(language, normaliser, tokenizer, dropped(out))
@@ -86,8 +87,8 @@ def prepare_dataset(
     folder = work_folder(out)
     journal, finished = Journal(folder / "journal.sqlite"), False
     try:
-        root, recordings = open_source(source, folder / "scratch", audio_root, untold=transcriber is not None)
-        _hear_all(journal, source, recordings, root, folder, out, options, speaker, jobs, progress)
+        root, recordings = open_source(place, folder / "scratch", audio_root, untold=transcriber is not None)
+        _hear_all(journal, place, recordings, root, folder, out, options, speaker, jobs, progress)
         if transcriber is not None:
             _transcribe(journal, folder, out, transcriber, language, check_texts, options, progress)
         state = _state(journal, options, texts, seed, name or out.name)
@@ -247,8 +248,9 @@ def _transcribe(
 
     todo = "clips.seconds IS NOT NULL" + ("" if check else " AND i.text IS NULL")
     if isinstance(transcriber, str | Path):  # a model is loaded when there is something to do for it
-        count = f"SELECT count(*) FROM clips JOIN inputs i ON i.id = input WHERE {todo} AND asr IS NULL"
-        if not journal.value(count):
+        count = f"SELECT count(*) FROM clips JOIN inputs i ON i.id = input WHERE {todo} AND (asr IS NULL"
+        count += " OR (? != 'auto' AND json_extract(asr, '$.by') NOT LIKE ? || ' %'))"
+        if not journal.value(count, str(transcriber), str(transcriber)):
             return
         transcriber = load_transcriber(transcriber, language)
         print(f"transcribing with {transcriber.name}: {transcriber.reason}")
@@ -316,12 +318,7 @@ def _write(journal: Journal, folder: Path, out: Path, info: dict, options: Optio
     manifest_hash = hashlib.sha256((folder / "manifest.jsonl").read_bytes()).hexdigest()
     tokenizer = texts.tokenizer or Tokenizer([" ", *sorted(letters - {" "})], "char", texts.normaliser)
     tokenizer.save(folder / "vocab.txt")
-    places = journal.all("SELECT shard, first, frames FROM clips WHERE status != 'rejected' ORDER BY id")
-    features = folder / "features" / options.mel.kind
-    write_index(features, manifest_hash, (tuple(row) for row in places))
-    live = journal.value("SELECT total(frames) FROM clips WHERE status != 'rejected'") * options.mel.n_mels * 2
-    if sum(path.stat().st_size for path in features.glob("*.f16")) > 2 * live + _SPARE:
-        shutil.rmtree(features)  # mostly of clips that are gone: it is made anew when it is needed
+    _index_features(journal, folder / "features" / options.mel.kind, manifest_hash, options)
     summary = summarise(journal, texts, info["split"])
     _write_json(folder / "report.json", summary)
     draw_summary(folder / "report.png", summary)
@@ -333,6 +330,19 @@ def _write(journal: Journal, folder: Path, out: Path, info: dict, options: Optio
     }
     info |= {"normaliser": tokenizer.normaliser, "tokenizer": tokenizer.name, "tokenizer_hash": tokenizer.hash}
     _write_json(folder / "dataset.json", info)
+
+
+def _index_features(journal: Journal, folder: Path, manifest_hash: str, options: Options) -> None:
+    """Write the index of the mels. Where files are gone, or hold mostly clips that are gone, there is none: then the
+    cache is made anew when it is needed."""
+    used = "FROM clips WHERE status != 'rejected'"
+    live = journal.value(f"SELECT total(frames) {used}") * options.mel.n_mels * 2
+    shards = [row[0] for row in journal.all(f"SELECT DISTINCT shard {used}")]
+    if sum(path.stat().st_size for path in folder.glob("*.f16")) > 2 * live + _SPARE:
+        shutil.rmtree(folder)
+    elif all(shard_path(folder, shard).is_file() for shard in shards):
+        places = journal.all(f"SELECT shard, first, frames {used} ORDER BY id")
+        write_index(folder, manifest_hash, (tuple(row) for row in places))
 
 
 def _lines(path: Path):

@@ -14,7 +14,7 @@ from f5kit.errors import UserError
 
 def check_place(source: str | Path, out: Path) -> None:
     """Raises UserError when the dataset would stand in its source, or in the place of something else."""
-    if not str(source).startswith("hf://") and str(source) != "demo":
+    if not str(source).startswith("hf://"):
         here, there = Path(source).resolve(), out.resolve()
         if here == there or here in there.parents or there in here.parents:
             raise UserError(f"{out} and {source} overlap; choose a place apart from the recordings")
