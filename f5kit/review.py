@@ -80,7 +80,7 @@ def _picture(path: Path) -> str:
 
 def _checks(dataset: Dataset, report: dict, rows: dict[str, dict]) -> str:
     parts = ["<p>Untick what you do not want. <a class='save' download='decisions.json'>Nothing is taken out yet</a>"]
-    parts.append(f"; put the file into {html.escape(str(dataset.folder))} and prepare again.</p>")
+    parts.append("; put the file into the dataset's folder and prepare again.</p>")
     for name, check in CHECKS.items():
         ids = [identity for identity in report["worst"][name] if identity in rows]
         flagged = report["flags"].get(name, 0)

@@ -127,7 +127,10 @@ def load_whisper(model: str, device: str, compute: str):
 def write_down(model, samples: np.ndarray, language: str | None) -> tuple[str, str]:
     """(text, language) of samples at 16 kHz.
 
-    Clips are judged one by one: what was said before is not told, because that is how Whisper starts to loop.
+    Clips are judged one by one: what was said before is not told, because that is how Whisper starts to loop. One
+    temperature: sampling at others would write another text each time.
     """
-    segments, info = model.transcribe(samples, language=language, beam_size=5, condition_on_previous_text=False)
+    segments, info = model.transcribe(
+        samples, language=language, beam_size=5, temperature=0.0, condition_on_previous_text=False
+    )
     return " ".join(segment.text.strip() for segment in segments).strip(), info.language

@@ -68,7 +68,7 @@ def _verdict(row: dict, options: TextOptions, known: frozenset[str]) -> dict:
         found["cer"] = round(character_errors(text, heard["text"]), 4)
         if found["cer"] > DISAGREES:
             found["flags"]["asr"] = f"{found['cer']:.0%} of its letters differ; heard was {heard['text'][:200]!r}"
-    elif "repeats" in found["flags"]:  # a recogniser that was lost, not a speaker
+    elif row["input_text"] is None and "repeats" in found["flags"]:  # a recogniser that was lost, not a speaker
         return found | {
             "status": "rejected",
             "reasons": [f"{row['place']}: the recogniser wrote {found['flags']['repeats']}"],

@@ -47,7 +47,10 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer(json.dumps([e for e in entries if e["path"].split("/")[-1] in asked]).encode())
         if "/tree/" in path:
             inside = path.split("/tree/")[1].partition("/")[2]
-            found = [e for e in entries if e["path"].startswith(inside)]
+            entries.append({"type": "directory", "path": "data", "size": 0, "oid": "0" * 40})
+            deep = "recursive=true" in self.path.lower()
+            found = [e for e in entries if e["path"].startswith(inside) and e["path"] != inside]
+            found = [e for e in found if deep or "/" not in e["path"].removeprefix(inside).strip("/")]
             return self.answer(json.dumps(found).encode()) if found else self.answer(b"{}", 404)
         if path.startswith("/api/datasets/me/voice"):
             about = {"_id": "1", "id": "me/voice", "sha": COMMIT, "private": False, "gated": False, "disabled": False,

@@ -11,12 +11,17 @@ from pathlib import Path
 def make_tiny_whisper(folder: Path) -> Path:
     """Make the model in `folder`/model and return that folder. Needs transformers and ctranslate2."""
     import torch
+
+    from f5kit.audio import import_torchaudio
+
+    import_torchaudio()  # transformers imports it, and would fail where its compiled half does not load
+    from tokenizers.pre_tokenizers import ByteLevel
     from transformers import GenerationConfig, WhisperConfig, WhisperFeatureExtractor, WhisperForConditionalGeneration
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
     # Whisper's order: text, end, start, 100 languages, tasks, markers, 1501 times. The empty token makes CTranslate2
     # take it for multilingual.
-    text = ["", *(chr(c) for c in range(33, 127)), "\u0120", *(f"w{n}" for n in range(300))]
+    text = ["", *sorted(ByteLevel.alphabet()), *(f"w{n}" for n in range(300))]
     special = ["<|endoftext|>", "<|startoftranscript|>", *(f"<|{code}|>" for code in LANGUAGES)]
     special += [
         "<|translate|>",
@@ -59,11 +64,13 @@ def make_tiny_whisper(folder: Path) -> Path:
     (made / "tokenizer.json").write_text(json.dumps(tokenizer))
     (made / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
     convert = (
+        "from f5kit.audio import import_torchaudio; import_torchaudio()\n"
         "from ctranslate2.converters import TransformersConverter as C; import sys\n"
         "files = ['tokenizer.json', 'preprocessor_config.json']\n"
         "C(sys.argv[1], copy_files=files).convert(sys.argv[2], quantization='int8')"
     )
     out = folder / "model"
-    done = subprocess.run([sys.executable, "-c", convert, made, out], capture_output=True, text=True)
+    root = Path(__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", convert, made, out], cwd=root, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     return out
