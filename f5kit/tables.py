@@ -291,9 +291,10 @@ def _arrow_records(path: Path) -> Iterator[dict]:
         raise UserError(f"{path} needs pyarrow, of the extra data: pip install pyarrow") from None
     try:
         if path.suffix.lower() == ".parquet":
-            batches = pyarrow.parquet.ParquetFile(path).iter_batches(batch_size=64)
-            for batch in batches:
-                yield from batch.to_pylist()
+            file = pyarrow.parquet.ParquetFile(path)
+            for group in range(file.num_row_groups):  # one by one: read in one go, all of them stay in memory
+                for batch in file.iter_batches(batch_size=64, row_groups=[group]):
+                    yield from batch.to_pylist()
             return
         with pyarrow.memory_map(str(path)) as source:
             try:
