@@ -38,7 +38,6 @@ _HOME = {  # public name -> the module it lives in
     "Voice": "inference",
     "SampleCallback": "evaluate",
     "compare_checkpoints": "evaluate",
-    "judge": "judge",
     "judge_voice": "judge",
     "publish": "hub",
 }

@@ -22,6 +22,7 @@ pytest.importorskip("pocketsphinx")
 pytest.importorskip("jiwer")
 RATE = 16_000
 human = pytest.mark.skipif(not librivox_available(), reason="needs Debian's pocketsphinx-testdata")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ pytest.importorskip("pocketsphinx")
 pytest.importorskip("jiwer")
 encodes = pytest.mark.skipif(importlib.util.find_spec("resemblyzer") is None, reason="needs Resemblyzer's weights")
 RATE = 24_000
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +106,7 @@ def test_two_processes_hear_the_same(report, clips):
     assert again.summary[COPY]["wer_ratio"] is None  # without recordings there is nothing to be measured by
 
 
-def test_a_voice_is_judged_with_its_controls(clips, recordings, one_thread, awake):
+def test_a_voice_is_judged_with_its_controls(clips, awake):
     """The plumbing, with a model that has learned nothing: who speaks, from which reference, scored against what."""
     other = next((Path(f5kit.scores.__file__).parent / "assets" / "other_speakers").glob("slt_1.flac"))
     text = "The boat lay still in the small harbour, waiting for wind."

@@ -17,6 +17,7 @@ from f5kit.scores import SpeakerScale, bundled_speakers, interval, mel_cepstral_
 # Resemblyzer 0.1.4 with librosa 0.11 on the chirp of the test below, the first twelve of 256 numbers
 EMBEDDING = [0.0, 0.0, 0.0, 0.0, 0.0, 0.02777, 0.0, 0.00845, 0.01515, 0.15728, 0.07077, 0.07937]
 encodes = pytest.mark.skipif(importlib.util.find_spec("resemblyzer") is None, reason="needs Resemblyzer's weights")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
