@@ -253,8 +253,22 @@ def _compare(sounds: dict[str, list[Tensor]], system: str, i: int, scale: Speake
 
 
 def demo_texts() -> list[str]:
-    lines = (Path(__file__).parent / "demo_voice" / "metadata.csv").read_text(encoding="utf-8").splitlines()
-    return [line.split("|", 1)[1] for line in lines]
+    """The sentences of the bundled demo voice, in English."""
+    return list(_metadata(Path(__file__).parent / "demo_voice").values())
+
+
+def stranger(name: str = "slt_1") -> tuple[Path, str]:
+    """(recording, text) of a bundled clip of another speaker, for the control "another speaker's reference"."""
+    folder = Path(__file__).parent / "assets" / "other_speakers"
+    texts = _metadata(folder)
+    if name not in texts:
+        raise UserError(f"there is no bundled clip {name!r}: choose one of {', '.join(texts)}")
+    return folder / f"{name}.flac", texts[name]
+
+
+def _metadata(folder: Path) -> dict[str, str]:
+    lines = (folder / "metadata.csv").read_text(encoding="utf-8").splitlines()
+    return dict(line.split("|", 1) for line in lines)
 
 
 def _with_bar(items, total: int, what: str, progress: bool):

@@ -69,6 +69,17 @@ class Report:
             for system, figures in self.summary.items()
         ]
 
+    def merit(self, system: str) -> float:
+        """One number to choose a system by: its similarity, at most 1, less the word errors beyond the recordings'.
+
+        Errors per word weigh as much as the way from another speaker to the right one. Where no similarity was
+        measured the errors alone count.
+        """
+        figures = self.summary[system]
+        base = self.summary.get(RECORDINGS, figures)["wer"]["value"]
+        similarity = min(figures["similarity"]["value"], 1.0) if figures["similarity"] else 0.0
+        return similarity - max(0.0, figures["wer"]["value"] - base)
+
     def figure(self):
         """Bars with intervals: errors, decoys, similarity and distance of every system. A matplotlib Figure."""
         from matplotlib.figure import Figure
