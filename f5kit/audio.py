@@ -6,9 +6,11 @@ Shapes: b batch, n frames, d mel bins, nw samples of a waveform.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import importlib
 import importlib.machinery
+import io
 import math
 import os
 import struct
@@ -196,6 +198,17 @@ def write_audio(path: str | Path, audio: Tensor, sample_rate: int = 24_000) -> P
     return path
 
 
+def player(audio: Tensor, sample_rate: int, form: str = "WAV") -> str:
+    """HTML that plays (nw,) samples; they are inside it, as WAV or, in a tenth of the room, as MP3."""
+    import soundfile
+
+    memory = io.BytesIO()
+    soundfile.write(memory, audio.numpy(), sample_rate, format=form, **({"subtype": "PCM_16"} if form == "WAV" else {}))
+    kind = "audio/wav" if form == "WAV" else "audio/mpeg"
+    data = base64.b64encode(memory.getvalue()).decode()
+    return f'<audio controls src="data:{kind};base64,{data}"></audio>'
+
+
 @dataclass(frozen=True)
 class Levels:
     """How loud a recording is and where its speech lies."""
@@ -204,6 +217,8 @@ class Levels:
     """Largest magnitude; 1.0 is full scale."""
     rms_dbfs: float
     """Root mean square in dB below full scale, without DC; -120 for digital silence."""
+    noise_dbfs: float
+    """Level of the quietest tenth of its 20 ms frames in dB below full scale: the noise, where there are pauses."""
     clipped: float
     """Share of samples in flat tops: runs of three or more at the very largest magnitude."""
     leading: float
@@ -215,9 +230,12 @@ class Levels:
 def measure_levels(audio: Tensor, sample_rate: int) -> Levels:
     """Levels of (nw,). A flat top shows only before resampling and levelling, so measure what was decoded."""
     first, last = _speech_bounds(audio, sample_rate, top_db=45.0)
+    power = _frame_power(audio, sample_rate)
+    quiet = power.kthvalue(1 + len(power) // 10).values if len(power) else torch.zeros(())
     return Levels(
         peak=float(audio.abs().max()),
         rms_dbfs=_decibel(float((audio - audio.mean()).square().mean())),
+        noise_dbfs=_decibel(float(quiet)),
         clipped=_flat_tops(audio),
         leading=first / sample_rate,
         trailing=(len(audio) - last) / sample_rate,
@@ -256,13 +274,21 @@ def _flat_tops(audio: Tensor) -> float:
     return float((spread > 0).float().mean())
 
 
+def _frame_power(audio: Tensor, sample_rate: int) -> Tensor:
+    """Mean square of 20 ms frames, 10 ms apart, without DC: (frames,), none for less than two frames."""
+    frame = max(1, sample_rate // 50)
+    if len(audio) < 2 * frame:
+        return audio.new_zeros(0)
+    return (audio - audio.mean()).square().unfold(0, frame, max(1, frame // 2)).mean(-1)
+
+
 def _speech_bounds(audio: Tensor, sample_rate: int, top_db: float) -> tuple[int, int]:
     """First sample and one past the last sample of the frames within `top_db` of the loudest."""
     frame = max(1, sample_rate // 50)  # 20 ms
-    if len(audio) < 2 * frame:
-        return 0, len(audio)
     hop = max(1, frame // 2)
-    power = (audio - audio.mean()).square().unfold(0, frame, hop).mean(-1)
+    power = _frame_power(audio, sample_rate)
+    if len(power) == 0:
+        return 0, len(audio)
     loud = (power > power.max() * 10 ** (-top_db / 10)).nonzero().flatten()
     if len(loud) == 0:
         return 0, len(audio)

@@ -6,7 +6,7 @@
       best.json                 which checkpoint, raw or EMA, and why
       checkpoints/update_000400/
         model.safetensors       weights as trained ("raw")
-        ema.safetensors         their running average
+        ema.safetensors         their running average; ema_075: three quarters of the way there from the base
         optimizer.safetensors   with these three and state.json a run resumes as if it had never stopped
         config.json  vocab.txt  what the weights mean
         state.json              counters and held-out losses
@@ -46,6 +46,11 @@ from f5kit.weights import (
 
 WEIGHTS = {"raw": "model.safetensors", "ema": "ema.safetensors"}
 OWN_PRESETS = ("tiny", "starter")  # small models of the kit, which read printable ASCII
+
+
+def file_of(weights: str) -> str:
+    """The file in a checkpoint folder that holds these weights: "raw", "ema", or others by their own name."""
+    return WEIGHTS.get(weights, f"{weights}.safetensors")
 
 
 @dataclass(frozen=True)
@@ -125,11 +130,11 @@ class RunFolder:
     def choose(
         self, checkpoint: str, weights: str, why: str, loss: float | None = None, by: str = "user"
     ) -> None:
-        """Point `best.json` at a checkpoint ("update_000400") and at its "raw" or "ema" weights.
+        """Point `best.json` at a checkpoint ("update_000400") and at its "raw", "ema" or added weights.
 
         The trainer chooses by="trainer" and changes its mind as the loss falls; a user's choice it leaves alone.
         """
-        if not (self.path / "checkpoints" / checkpoint / WEIGHTS[weights]).is_file():
+        if not (self.path / "checkpoints" / checkpoint / file_of(weights)).is_file():
             raise UserError(f"{self.path} has no {weights} weights of {checkpoint}")
         best = {"checkpoint": checkpoint, "weights": weights, "loss": loss, "why": why, "by": by}
         write_json(self.path / "best.json", best)
@@ -176,6 +181,13 @@ class RunFolder:
         os.replace(partial, folder)
         sync(folder.parent)
         return Checkpoint(folder, update)
+
+    def add_weights(self, checkpoint: str, weights: str, model: CFM) -> None:
+        """Keep other weights of a checkpoint beside its own, such as "ema_075", where `load_model` finds them."""
+        file = self.checkpoint(checkpoint).path / file_of(weights)
+        partial = file.with_name(f".{file.name}.partial-{os.getpid()}")
+        write_tensors(partial, model.state_dict())
+        os.replace(partial, file)
 
     def rotate(self, keep: int) -> None:
         """Remove all but the newest `keep` checkpoints and the best one."""
@@ -340,11 +352,11 @@ def fresh_model(config: ModelConfig, tokenizer: Tokenizer, seed: int = 0) -> CFM
 
 
 def _weights_file(folder: Path, weights: str) -> Path:
-    """The weights in a folder: EMA or raw as asked, else the one file that is there."""
+    """The weights in a folder: those asked for, else the one file that is there."""
+    if (folder / file_of(weights)).is_file():
+        return folder / file_of(weights)
     if weights not in WEIGHTS:
         raise UserError(f"weights is {weights!r}; choose one of {', '.join(WEIGHTS)}")
-    if (folder / WEIGHTS[weights]).is_file():
-        return folder / WEIGHTS[weights]
     found = [f for f in sorted(folder.glob("*.safetensors")) if f.name != "optimizer.safetensors"]
     if len(found) != 1:
         raise UserError(f"{folder} has {len(found)} weights files where one is needed: name the file itself")

@@ -35,6 +35,7 @@ from f5kit.text import Tokenizer
 from f5kit.weights import TensorFile, sync, write_tensors
 
 _CLIPS_IN_A_SHARD = 256
+_LATER = ("rms_dbfs", "noise_dbfs")  # what manifests of the first releases lack
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,10 @@ class Clip:
     frames: int
     split: str
     """"train" or "heldout"."""
+    rms_dbfs: float | None = None
+    """Level as recorded, dB below full scale; None in datasets that were prepared before it was kept."""
+    noise_dbfs: float | None = None
+    """Level of its quietest tenth as recorded."""
 
 
 @dataclass
@@ -150,16 +155,36 @@ class Dataset:
         """What preparation found, from report.json."""
         return json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
 
-    def typical_clip(self, longest: float = 15.0) -> Clip:
-        """The training clip that serves best as a reference: near 6 seconds long, at the voice's usual pace.
+    def clip(self, id: str) -> Clip:
+        """The clip of that id. Raises UserError with the first ids there are."""
+        for clip in self.clips:
+            if clip.id == id:
+                return clip
+        there = ", ".join(clip.id for clip in self.clips[:3])
+        raise UserError(f"{self.folder} has no clip {id!r}: its {len(self.clips)} clips are {there} and so on")
 
-        Raises UserError when every clip is longer than `longest` seconds.
+    def typical_clip(self, longest: float = 15.0) -> Clip:
+        """The training clip that serves best as a reference, from what preparation measured; no sound is read.
+
+        The clip with the least sum of: its distance from 6 seconds, in 6 seconds; from the usual pace, as a share of
+        it; from the usual level, in 10 dB; and what its noise lacks to 40 dB below the speech, in 20 dB. A datum that
+        the manifest lacks counts nothing. Raises UserError when every clip is longer than `longest` seconds.
         """
-        pace = statistics.median(len(clip.text) / clip.seconds for clip in self.train)
         usable = [clip for clip in self.train if clip.seconds <= longest]
         if not usable:
             raise UserError(f"{self.folder} has no clip below {longest:g} s to refer to: give a reference")
-        return min(usable, key=lambda c: abs(c.seconds - 6) / 6 + abs(len(c.text) / c.seconds - pace) / pace)
+        pace = statistics.median(len(clip.text) / clip.seconds for clip in self.train)
+        level = statistics.median([c.rms_dbfs for c in self.train if c.rms_dbfs is not None] or [0.0])
+
+        def fault(clip: Clip) -> float:
+            fault = abs(clip.seconds - 6) / 6 + abs(len(clip.text) / clip.seconds - pace) / pace
+            if clip.rms_dbfs is not None:
+                fault += abs(clip.rms_dbfs - level) / 10
+            if clip.rms_dbfs is not None and clip.noise_dbfs is not None:
+                fault += max(0.0, 40 - (clip.rms_dbfs - clip.noise_dbfs)) / 20
+            return fault
+
+        return min(usable, key=fault)
 
     def sample_clip(self) -> Clip:
         """A held-out clip of middling length, to be said again by models (a training clip when none is held out)."""
@@ -246,7 +271,7 @@ def load_dataset(folder: str | Path) -> Dataset:
     info = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
     names = [f.name for f in fields(Clip)]
     rows = [row for row in _read_rows(folder / "manifest.jsonl") if row["status"] != "rejected"]
-    clips = [Clip(**{name: row[name] for name in names}) for row in rows]
+    clips = [Clip(**{name: row[name] for name in names if name in row or name not in _LATER}) for row in rows]
     for clip in clips:
         if not (folder / clip.audio).is_file():
             raise UserError(f"{folder}/manifest.jsonl names {clip.audio}, which is not there: prepare it again")

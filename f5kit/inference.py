@@ -5,8 +5,6 @@ Audio is float32 samples (nw,) at the model's rate, mels are raw log-mels (n, d)
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from f5kit.audio import log_mel, match_loudness, read_audio, trim_silence, write_audio
+from f5kit.audio import log_mel, match_loudness, player, read_audio, trim_silence, write_audio
 from f5kit.cfm import CFM
 from f5kit.checkpoint import RunFolder, load_model
 from f5kit.data import load_dataset
@@ -68,12 +66,7 @@ class Speech:
         return write_audio(path, self.audio, self.sample_rate)
 
     def _repr_html_(self) -> str:
-        import soundfile
-
-        memory = io.BytesIO()
-        soundfile.write(memory, self.audio.numpy(), self.sample_rate, format="WAV", subtype="PCM_16")
-        data = base64.b64encode(memory.getvalue()).decode()
-        return f'<audio controls src="data:audio/wav;base64,{data}"></audio>'
+        return player(self.audio, self.sample_rate)
 
     def __repr__(self) -> str:
         return f"Speech({self.seconds:.2f} s, seed {self.seed}, {self.text[:60]!r})"

@@ -54,14 +54,15 @@ class _Options:
     max_seconds: float
     loudness: float | None
     trim: bool
+    heldout: int | None = None
     mel: MelConfig = field(default_factory=MelConfig)
     format: int = FORMAT
 
     def __post_init__(self):
         if not 0.1 <= self.min_seconds < self.max_seconds:
-            raise UserError(
-                f"min_seconds is {self.min_seconds:g}; choose 0.1 or more, below {self.max_seconds:g}"
-            )
+            raise UserError(f"min_seconds is {self.min_seconds:g}; choose 0.1 or more, below {self.max_seconds:g}")
+        if self.heldout is not None and self.heldout < 0:
+            raise UserError(f"heldout is {self.heldout}; choose how many clips to hold out, 0 or more")
 
 
 def prepare_dataset(
@@ -74,6 +75,7 @@ def prepare_dataset(
     max_seconds: float = 30.0,
     loudness: float | None = -23.0,
     trim: bool = True,
+    heldout: int | None = None,
     progress: bool = True,
 ) -> Dataset:
     """Make the dataset folder `out` from recordings and open it.
@@ -81,7 +83,8 @@ def prepare_dataset(
     source: a folder with a metadata.csv of lines `name|text` (as LJSpeech: no header, audio in the folder or
     in wavs/, a third column is not used); or with a text file beside each recording, at any depth; or "demo",
     the bundled voice. Clips of `min_seconds` to `max_seconds` are used, brought to 24 kHz mono, without the
-    silence at their ends (`trim`), at `loudness` dBFS (None leaves it). `seed` chooses the held-out clips.
+    silence at their ends (`trim`), at `loudness` dBFS (None leaves it). `seed` chooses the held-out clips, and
+    `heldout` says how many they are (None: 5 %, at least 3 and at most 32).
 
     The folder appears whole, by one rename. Prepared again from the same source it is opened at once; from a
     changed one it is made anew in the old one's place. Raises UserError when no clip is usable.
@@ -90,7 +93,7 @@ def prepare_dataset(
     _check_place(folder, out)
     files = list_files(folder)
     recordings = find_recordings(folder, files)
-    options = _Options(name or out.name, seed, min_seconds, max_seconds, loudness, trim)
+    options = _Options(name or out.name, seed, min_seconds, max_seconds, loudness, trim, heldout)
     source_hash = _hash_source(folder, files, options)
     if _prepared_from(out) == source_hash:
         with suppress(UserError):  # a folder that lost a clip is made again
@@ -101,7 +104,7 @@ def prepare_dataset(
     try:
         (partial / "clips").mkdir(parents=True)
         rows, heard = _make_clips(folder, recordings, partial, options, progress)
-        _split(rows, seed)
+        _split(rows, seed, heldout)
         _write_manifest(partial, rows, options, str(source), source_hash)
         _write_report(partial, rows, heard)
         _put_in_place(partial, out)
@@ -172,9 +175,8 @@ def _make_clips(
     rows, heard = [], {}
     for recording in tqdm(recordings, desc="prepare", unit="clip", disable=not progress):
         text, mended = clean_text(recording.text)
-        row = {"id": recording.id, "audio": None, "text": text} | dict.fromkeys(
-            ("seconds", "frames", "split")
-        )
+        row = {"id": recording.id, "audio": None, "text": text}
+        row |= dict.fromkeys(("seconds", "frames", "rms_dbfs", "noise_dbfs", "split"))
         try:
             if recording.problem:
                 raise UserError(recording.problem)
@@ -185,6 +187,7 @@ def _make_clips(
             written = write_audio(partial / row["audio"], audio, options.mel.sample_rate)
             mel = log_mel(read_audio(written, options.mel.sample_rate), options.mel).double()  # n d
             row |= {"seconds": round(len(audio) / options.mel.sample_rate, 4), "frames": len(mel)}
+            row |= {name: round(getattr(levels, name), 2) for name in ("rms_dbfs", "noise_dbfs")}
             reasons = [*recording.mended, *mended, *faults]
             row |= {"status": "repaired" if reasons else "accepted", "reasons": reasons}
             heard[recording.id] = _Heard(levels, mel.numel(), float(mel.sum()), float(mel.square().sum()))
@@ -257,14 +260,16 @@ def clean_clip(path: Path, options: _Options) -> tuple[Tensor, list[str], Levels
 # The folder
 
 
-def _split(rows: list[dict], seed: int) -> None:
-    """Hold out about 5 % of the usable clips, at least 3 and at most 32; one where there are fewer than 20.
+def _split(rows: list[dict], seed: int, heldout: int | None) -> None:
+    """Hold out `heldout` of the usable clips, but leave one to train on at least.
 
-    Chosen by a hash of seed and id, so that neither the order nor the machine matters.
+    None: about 5 %, at least 3 and at most 32; one where there are fewer than 20. Chosen by a hash of seed and id, so
+    that neither the order nor the machine matters.
     """
     usable = [row for row in rows if row["status"] != "rejected"]
     usable.sort(key=lambda row: hashlib.sha256(f"{seed}/{row['id']}".encode()).digest())
-    held = min(1, len(usable) - 1) if len(usable) < 20 else min(32, max(3, round(0.05 * len(usable))))
+    few = 1 if len(usable) < 20 else min(32, max(3, round(0.05 * len(usable))))
+    held = min(few if heldout is None else heldout, len(usable) - 1)
     for place, row in enumerate(usable):
         row["split"] = "heldout" if place < held else "train"
 
@@ -338,7 +343,7 @@ def _report(rows: list[dict], heard: dict[str, _Heard]) -> dict:
     report["characters"] = dict(Counter(c for row in usable for c in row["text"]).most_common())
     report["levels"] = {
         name: _spread([getattr(heard[row["id"]].levels, name) for row in usable])
-        for name in ("peak", "rms_dbfs", "clipped", "leading", "trailing")
+        for name in ("peak", "rms_dbfs", "noise_dbfs", "clipped", "leading", "trailing")
     }
     report["characters_per_second"] = _paces(usable)
     report["mel_mean"] = round(mean, 6)
@@ -348,25 +353,17 @@ def _report(rows: list[dict], heard: dict[str, _Heard]) -> dict:
 
 def _spread(values: list[float]) -> dict[str, float]:
     """The least, the middle and the greatest."""
-    return {
-        "min": round(min(values), 4),
-        "median": round(statistics.median(values), 4),
-        "max": round(max(values), 4),
-    }
+    low, high = round(min(values), 4), round(max(values), 4)
+    return {"min": low, "median": round(statistics.median(values), 4), "max": high}
 
 
 def _paces(rows: list[dict]) -> dict:
     """Characters a second, and the clips far from the rest: there text and sound most often disagree."""
     paces = {row["id"]: len(row["text"]) / row["seconds"] for row in rows}
     middle = statistics.median(paces.values())
-    usual = 1.4826 * statistics.median(
-        abs(pace - middle) for pace in paces.values()
-    )  # a deviation outliers can't move
-    far = {
-        name: round(pace, 2)
-        for name, pace in paces.items()
-        if abs(pace - middle) > max(4 * usual, 0.25 * middle)
-    }
+    usual = 1.4826 * statistics.median(abs(pace - middle) for pace in paces.values())  # outliers can't move it
+    limit = max(4 * usual, 0.25 * middle)
+    far = {name: round(pace, 2) for name, pace in paces.items() if abs(pace - middle) > limit}
     return {**_spread(list(paces.values())), "outliers": far}
 
 

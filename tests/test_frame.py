@@ -28,12 +28,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 LAYERS = {
     -1: "errors",
     0: "config host pinyin numerals",
-    1: "audio text weights layers ode optim asr readings",
-    2: "dit unett mmdit vocoder data ingest",
-    3: "cfm prepare lora",
+    1: "audio text weights layers ode optim readings",
+    2: "dit unett mmdit vocoder data ingest asr scores",
+    3: "cfm prepare lora report",
     4: "checkpoint",
     5: "plan trainer inference card convert probe vocab",
-    6: "evaluate hub log widgets serve",
+    6: "evaluate judge hub log widgets serve",
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names.split()}
 # Modules that belong to a host or come with ipywidgets, and so are nobody's dependency; and bigvgan, which is installed

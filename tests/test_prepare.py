@@ -440,3 +440,12 @@ prepare.prepare_dataset({str(source)!r}, {str(tmp_path / "out")!r}, progress=Fal
     assert not (tmp_path / "out").exists() and len(list(tmp_path.glob(".out.partial-*"))) == 1
     assert len(prepare_dataset(source, tmp_path / "out", progress=False).clips) == 40
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_as_many_clips_are_held_out_as_asked(tmp_path):
+    source = folder_with(tmp_path / "source", [f"a{n}|{TEXT}" for n in range(1, 5)], clips=4)
+    for asked, held in ((None, 1), (2, 2), (0, 0), (9, 3)):
+        rows, report = prepared(source, heldout=asked)
+        assert report["heldout"] == held == sum(row["split"] == "heldout" for row in rows)
+    with pytest.raises(UserError, match="heldout is -1"):
+        prepare_dataset(source, tmp_path / "out", heldout=-1)

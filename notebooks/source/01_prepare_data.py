@@ -16,6 +16,7 @@
 # ## Parameters
 # `source` is your folder, `language` its code, `voice` the name the dataset will have. `consent` says by
 # what right you use this voice; it goes into the model card later, and nothing is prepared without it.
+# `heldout` clips are kept from the training, to judge by (0: one in twenty).
 
 # %% [parameters]
 workspace = ""  #@param {type:"string"}
@@ -26,6 +27,7 @@ consent = ""  #@param ["", "I am the speaker", "The speaker agreed", "Public dom
 base_model = "F5TTS_v1_Base"  #@param {type:"string"}
 extend = True  #@param {type:"boolean"}
 numbers = False  #@param {type:"boolean"}
+heldout = 0  #@param {type:"integer"}
 seed = 0  #@param {type:"integer"}
 demo = False  #@param {type:"boolean"}
 
@@ -45,6 +47,7 @@ started = time.time()
 root = Path(workspace or workspace_root() / "f5kit_workspace").resolve()
 if demo:
     source, consent = "demo", "the bundled demo recordings are free to use"
+    heldout = heldout or 13  # three to choose a checkpoint by and ten to measure the choice
 if not consent:
     raise UserError("consent is empty: say in the form by what right you use this voice, and run again")
 
@@ -57,7 +60,7 @@ if not consent:
 # %%
 from f5kit import prepare_dataset
 
-dataset = prepare_dataset(source, root / "data" / voice, name=voice, seed=seed)
+dataset = prepare_dataset(source, root / "data" / voice, name=voice, seed=seed, heldout=heldout or None)
 dataset
 
 # %% [markdown]
