@@ -97,8 +97,8 @@ def test_load_vocoder_reads_the_folder(scripts, corpus, straight):
 
 
 def test_updates_lower_the_loss(scripts, corpus, straight, tmp_path):
-    settings = tiny(scripts[0], updates=16, adversary_from=1.0)
-    scripts[0].train(tmp_path, corpus, settings, every=8)
+    settings = tiny(scripts[0], updates=30, learning_rate=3e-4, adversary_from=1.0, warmup=5)
+    scripts[0].train(tmp_path, corpus, settings, every=15)
     first, last = rows(tmp_path)
     print(f"held-out mel distance {first['heldout_mel']:.3f}, then {last['heldout_mel']:.3f}")
     assert last["heldout_mel"] < first["heldout_mel"]
