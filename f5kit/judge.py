@@ -138,8 +138,6 @@ def judge_voice(
     if other_reference:
         other = read_reference(*other_reference, last.model)
         speaking[OTHER_REFERENCE] = Voice(last.model, other, last.vocoder, last.precision)
-        # a speaker's own sound is the best other speaker there is
-        how.setdefault("others", bundled_speakers() | {other.name: [(other.audio, mel.sample_rate)]})
     settings = {"steps": steps, "cfg_strength": cfg_strength, "seed": seed, "progress": False}
     for name, voice in speaking.items():
         speech = (voice.speak(text, **settings) for text in texts)

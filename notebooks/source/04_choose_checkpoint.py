@@ -51,9 +51,7 @@ run = RunFolder(root / "runs" / (run_name or voice))
 dataset = load_dataset(run.dataset_folder)
 newest, sentences, steps, pairs = (1, 3, 8, 2) if demo else (newest, sentences, steps, pairs)
 recorded = dataset.heldout if len(dataset.heldout) > 3 else dataset.clips
-clips = [(dataset.path(clip), clip.text) for clip in recorded]
-sentences = min(sentences, len(clips) // 2)
-trial, fresh = clips[:sentences], clips[sentences : sentences + others]
+sentences = min(sentences, len(recorded) // 2)
 
 # %% [markdown]
 # ## The judge's tools
@@ -81,6 +79,8 @@ if not all(importlib.util.find_spec(name) for name in tools):
 from f5kit import compare_checkpoints
 from f5kit.widgets import table
 
+clips = [(dataset.path(clip), clip.text) for clip in recorded]
+trial, fresh = clips[:sentences], clips[sentences : sentences + others]
 texts = [text for _, text in trial]
 how = {"newest": newest, "between": (0.5, 0.75), "reference": reference or None, "steps": steps, "seed": seed}
 candidates = compare_checkpoints(run, dataset, texts, **how)
