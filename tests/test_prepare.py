@@ -356,7 +356,7 @@ def test_real_human_speech_is_prepared(tmp_path):
 def test_about_a_twentieth_is_held_out(clips, held):
     def split(order, seed):
         rows = [{"id": f"c{n}", "status": "accepted", "split": None} for n in order]
-        prepare._split(rows, seed)
+        prepare._split(rows, seed, None)
         return {row["id"] for row in rows if row["split"] == "heldout"}
 
     chosen = split(range(clips), 0)
