@@ -296,9 +296,9 @@ def load_model(
     """A model ready to speak or to train, fp32, on `device`; `model.origin` says in words what was loaded.
 
     `source` is a preset's name ("starter" comes with f5kit, F5TTS_v1_Base and the other published ones come from the
-    Hub, "tiny" is made fresh), a run folder (its best checkpoint), a checkpoint or export folder, or a folder or file in
-    upstream's published layout with its vocab.txt (or `vocab`). `weights` is "ema" or "raw"; by default a run's choice,
-    else EMA. `config` says what weights without a config.json mean; `readings` lists what can fit.
+    Hub, "tiny" is made fresh), a run folder (its best checkpoint), a checkpoint or export folder, or a folder or file
+    in upstream's published layout with its vocab.txt (or `vocab`). `weights` is "ema" or "raw"; by default a run's
+    choice, else EMA. `config` says what weights without a config.json mean; `readings` lists what can fit.
 
     Raises UserError for anything that can't be found, and when weights and config do not belong together.
     """

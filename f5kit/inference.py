@@ -143,7 +143,7 @@ class Voice:
         self.model.tokenizer.encode(text)
 
     def _frames(self, text: str) -> float:
-        """Frames a text takes at the reference's pace: by its characters, or as the model expects its letters to last."""
+        """Frames a text takes at the reference's pace: by characters, or as the model expects its letters to last."""
         given, tokenizer = self.reference.text, self.model.tokenizer
         lengths = self.model.letter_lengths(tokenizer.encode(f"{given} {text}"))
         before = len(tokenizer.encode(given))

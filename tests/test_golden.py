@@ -1,8 +1,8 @@
 """f5kit against what upstream computed: the files of tests/golden/, which tests/parity/make_golden.py makes.
 
 Upstream ran each of three clips alone; f5kit has them here in one padded batch. Both in fp64, with the same weights
-made from their names. The tables of frequencies are fp32 in both, and processors round the power function differently in
-its last digit: between an AMD EPYC, which made the files, and an Intel Xeon with AVX-512 that alone makes 9e-6 of a
+made from their names. The tables of frequencies are fp32 in both, and processors round the power function differently
+in its last digit: between an AMD EPYC, which made the files, and an Intel Xeon with AVX-512 that alone makes 9e-6 of a
 velocity's scale, and a little more of a gradient's. On one machine, `make parity` holds both to 1e-14.
 """
 

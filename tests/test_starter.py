@@ -57,6 +57,8 @@ def test_it_speaks_with_a_voice_of_its_own():
 @pytest.mark.usefixtures("one_thread")
 def test_longer_words_are_expected_to_last_longer():
     model = load_model("starter")
-    words = {word: model.letter_lengths(model.tokenizer.encode(word)).sum().item() for word in ("I", "see", "wonderful")}
-    assert words["I"] < words["see"] < words["wonderful"]
+    short, middling, long = (
+        model.letter_lengths(model.tokenizer.encode(word)).sum().item() for word in ("I", "see", "wonderful")
+    )
+    assert short < middling < long
     assert torch.equal(*(model.letter_lengths(model.tokenizer.encode("see")) for _ in range(2)))

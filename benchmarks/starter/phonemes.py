@@ -1,8 +1,8 @@
 """A teacher for training alone: what each frame says and how long each letter lasts, as the synthesiser timed it.
 
 A linear layer on the spread text, and another on the output of a middle block, name the phoneme of every frame
-(cross-entropy); their gradients teach spelling and timing long before the flow-matching loss alone would, and the layers
-are thrown away after training. The model's own `length` layer learns the letters' lengths (mean squared error).
+(cross-entropy); their gradients teach spelling and timing long before the flow-matching loss alone would, and the
+layers are thrown away after training. The model's own `length` layer learns the letters' lengths (mean squared error).
 """
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# ruff: noqa: E501  (lists of words)
 """Everyday English for the starter corpus: what people say to each other, with numbers, days and places in words.
 
 Written for f5kit and given to the public domain (CC0), so that the corpus is not all speeches and whales.

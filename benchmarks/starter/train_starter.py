@@ -6,7 +6,7 @@ It can be stopped at any time and started again, and goes on from its newest che
 
 - In training only, a teacher who knows the synthesiser's own times (phonemes.py) tells how long each letter lasts, and
   asks the text embedding and a middle block which phoneme each frame says. So spelling and timing are learned at every
-  noise level, hundreds of times sooner than from the flow-matching loss alone (results/starter_trials.json).
+  noise level, far sooner than from the flow-matching loss alone (results/starter_trials.json).
 - Muon in place of AdamW for the blocks' matrices.
 - All batches have one of five shapes, so that the compiled blocks serve the whole run.
 """
@@ -22,10 +22,9 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
 from make_corpus import VOICES
 from phonemes import PhonemeGuide, PhonemeTimes
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from f5kit.cfm import draw
 from f5kit.checkpoint import export_model, fresh_model
@@ -105,6 +104,10 @@ class StarterTrainer(Trainer):
         batch.mel = F.pad(batch.mel, (0, 0, 0, n - batch.mel.shape[1]))
         yield batch, draw(batch, self.config.seed)
 
+    def said(self) -> str:
+        """How well the teacher is followed."""
+        return self._guide.said()
+
     def _evaluate(self) -> None:
         """Judging has shapes of its own, so it runs the blocks as they are."""
         self._compile(False)
@@ -120,7 +123,7 @@ def main() -> None:
     parser.add_argument("--update-frames", type=int, default=3584)
     parser.add_argument("--learning-rate", type=float, default=1.5e-3)
     parser.add_argument("--precision", default="bf16")
-    parser.add_argument("--voices", nargs="+", default=list(VOICES), help="the speakers to learn; one is learned sooner")
+    parser.add_argument("--voices", nargs="+", default=list(VOICES), help="speakers to learn; one is learned sooner")
     args = parser.parse_args()
     data = args.out / "data"
     dataset = load_dataset(data) if data.is_dir() else prepare_dataset(args.corpus / "train", data, max_seconds=12)
@@ -140,10 +143,11 @@ def main() -> None:
 
 def report(event: dict, trainer: Trainer) -> None:
     """One line a judgement, and every 20th update."""
+    update = f"{event['update']:6d}"
     if event["event"] == "evaluate":
-        print(f"{event['update']:6d}  held-out loss {event['loss_raw']:.4f} raw, {event['loss_ema']:.4f} EMA", flush=True)
+        print(f"{update}  held-out loss {event['loss_raw']:.4f} raw, {event['loss_ema']:.4f} EMA", flush=True)
     elif event["event"] == "update" and event["update"] % 20 == 0:
-        print(f"{event['update']:6d}  loss {event['loss']:.4f}  {trainer._guide.said()}  {event['seconds']:.2f} s", flush=True)
+        print(f"{update}  loss {event['loss']:.4f}  {trainer.said()}  {event['seconds']:.2f} s", flush=True)
 
 
 if __name__ == "__main__":
