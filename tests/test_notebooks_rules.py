@@ -17,9 +17,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "notebooks"))
 
-import run  # noqa: E402
-
 import build  # noqa: E402
+import run  # noqa: E402
 
 NAMES = list(build.NOTEBOOKS)
 SECRET = re.compile(r"hf_[A-Za-z0-9]{20,}|\b[0-9a-f]{40}\b")
