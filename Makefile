@@ -65,7 +65,8 @@ endef
 
 $(STAMP): pyproject.toml constraints.txt
 	$(call environment,$(VENV))
-	$(PY) -m pip install -q -c constraints.txt -e ".[notebooks,log,pinyin,numbers,data,dev]"
+	$(PY) -m pip install -q -c constraints.txt -e ".[notebooks,log,pinyin,numbers,data,judge,dev]"
+	$(PY) -m pip install -q --no-deps $(shell grep '^resemblyzer==' constraints.txt)
 	@touch $@
 
 # f5-tts and bigvgan without their dependencies (gradio, torchcodec, pesq and their trees): the models need few of them.

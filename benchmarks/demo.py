@@ -51,16 +51,16 @@ def draw(workspace: Path, path: Path) -> None:
     """The loss of the run, and the same sentence recorded, before and after."""
     run = RunFolder(workspace / "runs" / RUN)
     dataset = load_dataset(run.dataset_folder)
-    clip = dataset.sample_clip()
-    best = f"{run.best['checkpoint']}_{run.best['weights']}"
-    sounds = {"recorded": dataset.path(clip)}
-    sounds |= {"before": run.path / "samples" / "base.wav", "after": run.path / "samples" / f"{best}.wav"}
+    judged = workspace / "judged" / RUN
+    sentence = json.loads((judged / "report.json").read_text(encoding="utf-8"))["sentences"][0]["text"]
+    names = {"recorded": "recordings", "before": "before", "after": "after"}
+    sounds = {name: judged / "sounds" / f"{system}_001.wav" for name, system in names.items()}
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     left, right = figure.subfigures(1, 2)
-    judged = [event for event in run.events() if event["event"] == "evaluate"]
+    events = [event for event in run.events() if event["event"] == "evaluate"]
     axes = left.subplots()
-    axes.plot([e["update"] for e in judged], [e["loss_raw"] for e in judged], label="held out, raw weights")
-    axes.plot([e["update"] for e in judged], [e["loss_ema"] for e in judged], label="held out, EMA")
+    axes.plot([e["update"] for e in events], [e["loss_raw"] for e in events], label="held out, raw weights")
+    axes.plot([e["update"] for e in events], [e["loss_ema"] for e in events], label="held out, EMA")
     averages = loss_of_averages(dataset, describe_model(run.info["model"]))
     axes.axhline(averages, color="grey", linestyle=":", label="best guess from averages alone")
     axes.set(xlabel="update", ylabel="flow-matching loss")
@@ -68,7 +68,7 @@ def draw(workspace: Path, path: Path) -> None:
     for plot, (name, sound) in zip(right.subplots(3, 1, sharex=True), sounds.items(), strict=True):
         plot.imshow(log_mel(read_audio(sound)).T, origin="lower", aspect="auto")
         plot.set(ylabel=name, yticks=[])
-    plot.set(xlabel=f"frame: {clip.text!r}")
+    plot.set(xlabel=f"frame: {sentence!r}")
     figure.savefig(path, dpi=80)
 
 
@@ -88,6 +88,7 @@ def main() -> None:
         "hardware": processor(), "versions": result["versions"] | {"f5kit": version("f5kit")},
         "seconds": result["seconds"], "seconds_in_all": round(first, 1), "seconds_when_resumed": round(again, 1),
         "losses": result["losses"][RUN], "loss_of_averages": round(averages, 4),
+        "judged": result["stages"]["04_choose_checkpoint"]["judged"],
     }  # fmt: skip
     (RESULTS / "demo.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(record, indent=1))

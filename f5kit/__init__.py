@@ -39,6 +39,9 @@ _HOME = {  # public name -> the module it lives in
     "Voice": "inference",
     "SampleCallback": "evaluate",
     "compare_checkpoints": "evaluate",
+    "choose_candidate": "evaluate",
+    "text_advantage": "evaluate",
+    "judge_voice": "judge",
     "publish": "hub",
 }
 

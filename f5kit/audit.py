@@ -188,17 +188,3 @@ def wrong_script(text: str, language: str | None) -> float:
         return 0.0
     scripts = Counter(unicodedata.name(c, "?").split()[0] for c in text if c.isalpha())
     return 1 - sum(scripts[name] for name in expected) / max(1, scripts.total())
-
-
-def character_errors(said: str, heard: str) -> float:
-    """Character error rate of what was heard against what is written, letters and digits alone (Levenshtein)."""
-    a, b = (["".join(c for c in normalise(t).casefold() if c.isalnum())] for t in (said, heard))
-    a, b = np.array([ord(c) for c in a[0]]), np.array([ord(c) for c in b[0]])
-    if not len(a) or not len(b):
-        return float(len(a) != len(b))
-    row, steps = np.arange(len(b) + 1), np.arange(len(b) + 1)
-    for i, letter in enumerate(a, 1):
-        new = np.minimum(row[1:] + 1, row[:-1] + (b != letter))
-        # Insertions, all at once: the least of what stands to the left plus its distance.
-        row = np.minimum.accumulate(np.concatenate(([i], new)) - steps) + steps
-    return float(row[-1]) / len(a)

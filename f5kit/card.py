@@ -51,7 +51,8 @@ def run_figures(run: RunFolder, weights: str) -> dict:
         raise UserError(f"{checkpoint.path} is damaged ({damage}): choose another checkpoint with run.choose")
     state, plan = checkpoint.state, info["plan"]
     facts = {"format": 1, "name": run.path.name, **find_base(info["model"]), "checkpoint": checkpoint.name}
-    facts |= {"weights": weights, "updates": state["update"], "loss": state[f"loss_{weights}"]}
+    facts |= {"weights": weights, "updates": state["update"]}
+    facts["loss"] = state.get(f"loss_{weights}", (run.best or {}).get("loss"))  # of points between, best.json has it
     facts |= {"device": plan["device_name"], "trained_in": plan["train"]["precision"]}
     for event in run.events():
         if event["event"] == "evaluate" and event["update"] == 0:
@@ -98,7 +99,9 @@ def model_card(facts: dict, repo_id: str | None = None) -> str:
 def _figures(facts: dict) -> dict[str, str]:
     rows = {"parameters": f"{facts['parameters']:,}, stored in {facts['precision']}"}
     rows["updates"] = f"{facts['updates']:,} ({facts['trained_in']}, {facts['device']})"
-    rows["weights"] = "running average (EMA)" if facts["weights"] == "ema" else "as trained (raw)"
+    kinds = {"ema": "running average (EMA)", "raw": "as trained (raw)"}
+    share = facts["weights"].rpartition("_")[2].lstrip("0")
+    rows["weights"] = kinds.get(facts["weights"], f"{share} % of the way from the base to the running average (EMA)")
     if "minutes" in facts:
         rows["speech it was trained on"] = f"{facts['minutes']} minutes in {facts['clips']} clips"
     if facts.get("held_out_clips"):

@@ -121,6 +121,13 @@ class CFM(nn.Module):
         """The model's own scale to raw log-mel."""
         return mel * self.config.mel_std + self.config.mel_mean
 
+    @torch.no_grad()
+    def letter_lengths(self, tokens: Sequence[int]) -> Tensor | None:
+        """Frames (nt,) that each token is expected to last; None where the model spreads no text by length."""
+        if not self.config.letter_lengths:
+            return None
+        return self.transformer.text_embed.lengths(torch.tensor([tokens], device=self.device))[0]
+
     def forward(self, batch: Batch, draws: Draws) -> Tensor:
         """The flow-matching loss (F5-TTS, equation 4), SUMMED over the bins of the missing frames.
 

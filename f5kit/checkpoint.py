@@ -6,7 +6,7 @@
       best.json                 which checkpoint, raw or EMA, and why
       checkpoints/update_000400/
         model.safetensors       weights as trained ("raw")
-        ema.safetensors         their running average
+        ema.safetensors         their running average; ema_075: three quarters of the way there from the base
         optimizer.safetensors   with these three and state.json a run resumes as if it had never stopped
         config.json  vocab.txt  what the weights mean
         state.json              counters and held-out losses
@@ -46,6 +46,12 @@ from f5kit.weights import (
 
 WEIGHTS = {"raw": "model.safetensors", "ema": "ema.safetensors"}
 OWN_PRESETS = ("tiny", "starter")  # small models of the kit, which read printable ASCII
+_EMBEDDED = {"starter": Path(__file__).with_name("starter_voice")}  # presets whose weights come with the package
+
+
+def file_of(weights: str) -> str:
+    """The file in a checkpoint folder that holds these weights: "raw", "ema", or others by their own name."""
+    return WEIGHTS.get(weights, f"{weights}.safetensors")
 
 
 @dataclass(frozen=True)
@@ -125,11 +131,11 @@ class RunFolder:
     def choose(
         self, checkpoint: str, weights: str, why: str, loss: float | None = None, by: str = "user"
     ) -> None:
-        """Point `best.json` at a checkpoint ("update_000400") and at its "raw" or "ema" weights.
+        """Point `best.json` at a checkpoint ("update_000400") and at its "raw", "ema" or added weights.
 
         The trainer chooses by="trainer" and changes its mind as the loss falls; a user's choice it leaves alone.
         """
-        if not (self.path / "checkpoints" / checkpoint / WEIGHTS[weights]).is_file():
+        if not (self.path / "checkpoints" / checkpoint / file_of(weights)).is_file():
             raise UserError(f"{self.path} has no {weights} weights of {checkpoint}")
         best = {"checkpoint": checkpoint, "weights": weights, "loss": loss, "why": why, "by": by}
         write_json(self.path / "best.json", best)
@@ -176,6 +182,13 @@ class RunFolder:
         os.replace(partial, folder)
         sync(folder.parent)
         return Checkpoint(folder, update)
+
+    def add_weights(self, checkpoint: str, weights: str, model: CFM) -> None:
+        """Keep other weights of a checkpoint beside its own, such as "ema_075", where `load_model` finds them."""
+        file = self.checkpoint(checkpoint).path / file_of(weights)
+        partial = file.with_name(f".{file.name}.partial-{os.getpid()}")
+        write_tensors(partial, model.state_dict())
+        os.replace(partial, file)
 
     def rotate(self, keep: int) -> None:
         """Remove all but the newest `keep` checkpoints and the best one."""
@@ -235,7 +248,7 @@ def read_meaning(
 def readings(source: str | Path) -> dict[str, ModelConfig]:
     """{name: config} of every published reading that fits the weights of a file or folder; they are not loaded."""
     path = Path(source)
-    file = path if path.is_file() else _weights_file(_model_folder(path) or path, "ema")
+    file = path if path.is_file() else _weights_file(model_folder(path) or path, "ema")
     return fitting_configs(from_published(TensorFile(file).shapes()))
 
 
@@ -282,18 +295,18 @@ def load_model(
 ) -> CFM:
     """A model ready to speak or to train, fp32, on `device`; `model.origin` says in words what was loaded.
 
-    `source` is a preset's name (F5TTS_v1_Base and the other published ones come from the Hub, "tiny" and "starter"
-    are made fresh), a run folder (its best checkpoint), a checkpoint or export folder, or a folder or file in
-    upstream's published layout with its vocab.txt (or `vocab`). `weights` is "ema" or "raw"; by default a run's choice,
-    else EMA. `config` says what weights without a config.json mean; `readings` lists what can fit.
+    `source` is a preset's name ("starter" comes with f5kit, F5TTS_v1_Base and the other published ones come from the
+    Hub, "tiny" is made fresh), a run folder (its best checkpoint), a checkpoint or export folder, or a folder or file
+    in upstream's published layout with its vocab.txt (or `vocab`). `weights` is "ema" or "raw"; by default a run's
+    choice, else EMA. `config` says what weights without a config.json mean; `readings` lists what can fit.
 
     Raises UserError for anything that can't be found, and when weights and config do not belong together.
     """
-    folder = _model_folder(source)
+    folder = model_folder(source)
     if folder:
         best = RunFolder(source).best
         weights = weights or (best["weights"] if best else "ema")
-        file = _weights_file(folder, weights) if Path(source).is_dir() else Path(source)
+        file = Path(source) if Path(source).is_file() else _weights_file(folder, weights)
         return _build(*read_meaning(folder, config, vocab, file), read_tensors(file), str(file), device)
     preset, tokenizer = find_preset(str(source)), load_tokenizer(source)
     if preset.name in OWN_PRESETS:
@@ -304,13 +317,13 @@ def load_model(
 
 def describe_model(source: str | Path) -> ModelConfig:
     """The config of what `load_model` takes, without its weights and without the network."""
-    folder = _model_folder(source)
+    folder = model_folder(source)
     return read_meaning(folder)[0] if folder else find_preset(str(source))
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
     """The tokenizer of what `load_model` takes, without its weights; a published vocabulary comes from the Hub."""
-    folder = _model_folder(source)
+    folder = model_folder(source)
     if folder:
         return read_meaning(folder)[1]
     config = find_preset(str(source))
@@ -319,15 +332,15 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
     return Tokenizer.load(download_published(config.name, "vocabulary"), config.tokenizer, config.normaliser)
 
 
-def _model_folder(source: str | Path) -> Path | None:
-    """The folder that holds config.json and vocab.txt, or None when `source` is a name."""
+def model_folder(source: str | Path) -> Path | None:
+    """The folder that holds config.json and vocab.txt, or None when `source` is a name without one."""
     path = Path(source)
     refuse_pickle(path)
     if (path / "checkpoints").is_dir():
         return RunFolder(path).checkpoint().path
     if path.is_dir():
         return path
-    return path.parent if path.suffix == ".safetensors" else None
+    return path.parent if path.suffix == ".safetensors" else _EMBEDDED.get(str(source))
 
 
 def fresh_model(config: ModelConfig, tokenizer: Tokenizer, seed: int = 0) -> CFM:
@@ -340,11 +353,11 @@ def fresh_model(config: ModelConfig, tokenizer: Tokenizer, seed: int = 0) -> CFM
 
 
 def _weights_file(folder: Path, weights: str) -> Path:
-    """The weights in a folder: EMA or raw as asked, else the one file that is there."""
+    """The weights in a folder: those asked for, else the one file that is there."""
+    if (folder / file_of(weights)).is_file():
+        return folder / file_of(weights)
     if weights not in WEIGHTS:
         raise UserError(f"weights is {weights!r}; choose one of {', '.join(WEIGHTS)}")
-    if (folder / WEIGHTS[weights]).is_file():
-        return folder / WEIGHTS[weights]
     found = [f for f in sorted(folder.glob("*.safetensors")) if f.name != "optimizer.safetensors"]
     if len(found) != 1:
         raise UserError(f"{folder} has {len(found)} weights files where one is needed: name the file itself")

@@ -80,7 +80,9 @@ class ModelConfig:
     text_mask_padding: bool = True
     """v1: filler positions of the text stay zero. v0: they are embedded like letters."""
     average_upsampling: bool = False
-    """Spread the text evenly over the item's frames in place of leaving it at the start."""
+    """Spread the text over the item's frames in place of leaving it at the start."""
+    letter_lengths: bool = False
+    """Spread it by how long the text blocks expect each letter to last, and not evenly. Needs average_upsampling."""
     pe_attn_head: int | None = None
     """How many heads get rotary positions: None is all (v1), 1 is the first only (v0)."""
     qk_norm: str | None = None
@@ -109,6 +111,10 @@ class ModelConfig:
         _require(
             self.text_mask_padding or not self.average_upsampling,
             "ModelConfig.average_upsampling needs text_mask_padding=True: it spreads the letters that are not filler",
+        )
+        _require(
+            self.average_upsampling or not self.letter_lengths,
+            "ModelConfig.letter_lengths needs average_upsampling=True: it says how the text is spread",
         )
         _one_of("ModelConfig", "skip_connect_type", self.skip_connect_type, SKIPS)
         self._check_backbone()
@@ -221,7 +227,7 @@ PRESETS: dict[str, ModelConfig] = {
     config.name: config
     for config in (
         ModelConfig("tiny", dim=64, depth=2, heads=2, dim_head=32, text_dim=32, conv_layers=1, **_OWN),
-        ModelConfig("starter", dim=256, depth=6, heads=4, text_dim=128, conv_layers=4, **_OWN),
+        ModelConfig("starter", dim=256, depth=6, heads=4, text_dim=128, conv_layers=4, letter_lengths=True, **_OWN),
         ModelConfig("F5TTS_v1_Base", dim=1024, depth=22, heads=16, **_V1, **_READS),
         ModelConfig("F5TTS_Base", dim=1024, depth=22, heads=16, **_V0),
         ModelConfig("F5TTS_v1_Small", dim=768, depth=18, heads=12, **_V1, normaliser="published"),

@@ -135,6 +135,11 @@ def require_upstream(config: ModelConfig) -> None:
             f"{config.name} reads mels scaled by mean {config.mel_mean:g} and deviation {config.mel_std:g}, which "
             "upstream does not know: take there what was finetuned from a published model"
         )
+    if config.letter_lengths:
+        raise UserError(
+            f"{config.name} spreads its text by the lengths of letters, and upstream evenly: "
+            "take there what was finetuned from a published model"
+        )
     if config.tokenizer not in UPSTREAM_TOKENIZERS:
         raise UserError(
             f"{config.name} has the tokenizer {config.tokenizer!r}, which upstream lacks; "

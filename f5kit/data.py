@@ -49,6 +49,10 @@ class Clip:
     frames: int
     split: str
     """"train" or "heldout"."""
+    rms_dbfs: float
+    """Level as recorded, dB below full scale."""
+    snr: float
+    """Speech over noise, dB (`audit.estimate_snr`)."""
     speaker: str | None = None
     language: str | None = None
     row: int = -1
@@ -154,16 +158,32 @@ class Dataset:
         """What preparation found, from report.json."""
         return json.loads((self.folder / "report.json").read_text(encoding="utf-8"))
 
-    def typical_clip(self, longest: float = 15.0) -> Clip:
-        """The training clip that serves best as a reference: near 6 seconds long, at the voice's usual pace.
+    def clip(self, id: str) -> Clip:
+        """The clip of that id. Raises UserError with the first ids there are."""
+        for clip in self.clips:
+            if clip.id == id:
+                return clip
+        there = ", ".join(clip.id for clip in self.clips[:3])
+        raise UserError(f"{self.folder} has no clip {id!r}: its {len(self.clips)} clips are {there} and so on")
 
-        Raises UserError when every clip is longer than `longest` seconds.
+    def typical_clip(self, longest: float = 15.0) -> Clip:
+        """The training clip that serves best as a reference, from what preparation measured; no sound is read.
+
+        The clip with the least sum of: its distance from 6 seconds, in 6 seconds; from the usual pace, as a share of
+        it; from the usual level, in 10 dB; and what its noise lacks to 40 dB below the speech, in 20 dB. Raises
+        UserError when every clip is longer than `longest` seconds.
         """
-        pace = statistics.median(len(clip.text) / clip.seconds for clip in self.train)
         usable = [clip for clip in self.train if clip.seconds <= longest]
         if not usable:
             raise UserError(f"{self.folder} has no clip below {longest:g} s to refer to: give a reference")
-        return min(usable, key=lambda c: abs(c.seconds - 6) / 6 + abs(len(c.text) / c.seconds - pace) / pace)
+        pace = statistics.median(len(clip.text) / clip.seconds for clip in self.train)
+        level = statistics.median(clip.rms_dbfs for clip in self.train)
+
+        def fault(clip: Clip) -> float:
+            fault = abs(clip.seconds - 6) / 6 + abs(len(clip.text) / clip.seconds - pace) / pace
+            return fault + abs(clip.rms_dbfs - level) / 10 + max(0.0, 40 - clip.snr) / 20
+
+        return min(usable, key=fault)
 
     def sample_clip(self) -> Clip:
         """A held-out clip of middling length, to be said again by models (a training clip when none is held out)."""

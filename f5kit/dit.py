@@ -53,8 +53,9 @@ class DiT(nn.Module):
         mel_dim = config.mel.n_mels
         self.time_embed = TimestepEmbedding(config.dim)
         self.text_embed = TextEmbedding(
-            config.vocab_size, config.text_dim, config.conv_layers, config.text_mask_padding, config.average_upsampling
-        )
+            config.vocab_size, config.text_dim, config.conv_layers, config.text_mask_padding, config.average_upsampling,
+            config.letter_lengths,
+        )  # fmt: skip
         self.input_embed = InputEmbedding(mel_dim, config.text_dim, config.dim)
         self.rotary_embed = RotaryEmbedding(config.dim_head)
         self.transformer_blocks = nn.ModuleList(DiTBlock(config) for _ in range(config.depth))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from f5kit.cfm import CFM, held_out_loss
-from f5kit.checkpoint import RunFolder
+from f5kit.checkpoint import RunFolder, load_model
 from f5kit.config import ModelConfig
 from f5kit.data import Dataset
 from f5kit.errors import UserError
 from f5kit.inference import Speech, Voice, read_reference
+from f5kit.scores import interval
 from f5kit.vocoder import Vocoder, load_vocoder
 
 
@@ -56,30 +58,45 @@ class Candidate:
     checkpoint: str
     """"base" or the checkpoint's name."""
     weights: str
-    """"raw" or "ema"; "" for the base."""
+    """"raw", "ema", or "ema_075": three quarters of the way from the base to the EMA; "" for the base."""
     loss: float
     """Held-out loss on fixed clips, noise and times."""
-    speech: Speech
-    """The same sentence and seed for all."""
+    said: list[Speech]
+    """The same sentences and seed for all."""
 
     @property
     def name(self) -> str:
         return f"{self.checkpoint} {self.weights}".strip()
 
+    @property
+    def speech(self) -> Speech:
+        """The first of the sentences."""
+        return self.said[0]
+
+    @property
+    def share(self) -> float:
+        """How far from the base its weights are, on the way to the checkpoint's: 1 for those as trained."""
+        return int(self.weights.rpartition("_")[2]) / 100 if "_" in self.weights else 1.0
+
 
 def compare_checkpoints(
     run: str | Path | RunFolder,
     dataset: Dataset,
-    text: str | None = None,
+    texts: str | Sequence[str] | None = None,
     *,
+    newest: int | None = None,
+    between: Sequence[float] = (),
+    reference: str | None = None,
     steps: int = 32,
     seed: int = 0,
     vocoder: str | Vocoder = "auto",
     device: str | None = None,
 ) -> list[Candidate]:
-    """The base model and each checkpoint's raw and EMA weights: held-out loss, and one sentence said by each.
+    """The base model and each checkpoint's raw and EMA weights: held-out loss, and some sentences said by each.
 
-    Damaged checkpoints are left out. The base comes first, then the checkpoints by age.
+    `newest` limits it to the newest checkpoints; `between` adds points between the base (0) and the newest EMA (1).
+    All speak from one clip, `dataset.typical_clip()` or the one whose id is `reference`. Damaged checkpoints are left
+    out. The base comes first, then the checkpoints by age, then the points between.
     """
     from tqdm.auto import tqdm
 
@@ -87,20 +104,52 @@ def compare_checkpoints(
     whole = [c for c in run.checkpoints() if c.damage() is None]
     if not whole:
         raise UserError(f"{run.path} has no whole checkpoint to compare: train first")
-    clip = dataset.typical_clip()
-    text = text or dataset.sample_clip().text
-    sources = [("base", "", run.info["model"])]
-    sources += [(c.name, weights, c.path) for c in whole for weights in ("raw", "ema")]
+    clip = dataset.clip(reference) if reference else dataset.typical_clip()
+    texts = [texts] if isinstance(texts, str) else list(texts or [dataset.sample_clip().text])
+    base = run.info["model"]
+    sources = [("base", "", base, "ema")]
+    sources += [(c.name, w, c.path, w) for c in whole[-newest if newest else None :] for w in ("raw", "ema")]
+    sources += [(whole[-1].name, f"ema_{round(100 * share):03d}", whole[-1].path, "ema") for share in between]
     candidates = []
-    for checkpoint, weights, source in tqdm(sources, desc="comparing", unit="model", leave=False):
-        reference = dataset.path(clip), clip.text
-        voice = Voice.load(source, *reference, weights=weights or None, vocoder=vocoder, device=device)
+    for checkpoint, weights, source, loaded in tqdm(sources, desc="comparing", unit="model", leave=False):
+        chosen = None if checkpoint == "base" else loaded
+        voice = Voice.load(source, dataset.path(clip), clip.text, weights=chosen, vocoder=vocoder, device=device)
         vocoder = voice.vocoder  # loaded once
+        candidate = Candidate(checkpoint, weights, 0.0, [])
+        if candidate.share != 1:
+            interpolate(load_model(base, device=str(voice.model.device)), voice.model, candidate.share)
         with voice.autocast():
-            loss = dataset_loss(voice.model, dataset)
-        speech = voice.speak(text, steps=steps, seed=seed, progress=False)
-        candidates.append(Candidate(checkpoint, weights, loss, speech))
+            candidate.loss = dataset_loss(voice.model, dataset)
+        candidate.said += [voice.speak(text, steps=steps, seed=seed, progress=False) for text in texts]
+        candidates.append(candidate)
     return candidates
+
+
+@torch.no_grad()
+def interpolate(base: CFM, tuned: CFM, share: float) -> CFM:
+    """Put `tuned` on the straight line between the two: (1 - share) base + share tuned. Returns it.
+
+    Points between often keep more of what the base knows than the end does (Wortsman et al. 2021, arXiv 2109.01903).
+    Raises UserError for models of different shapes.
+    """
+    start, end = base.state_dict(), tuned.state_dict()
+    if {k: t.shape for k, t in start.items()} != {k: t.shape for k, t in end.items()}:
+        raise UserError(f"{base.origin} and {tuned.origin} differ in shape: there is no way between them")
+    for name, tensor in end.items():
+        tensor.lerp_(start[name].to(tensor), 1 - share)
+    tuned.origin = f"{share:.2f} of the way from {base.origin} to {tuned.origin}"
+    return tuned
+
+
+def choose_candidate(run: RunFolder, candidate: Candidate, why: str) -> None:
+    """Make a candidate the run's best. A point between base and checkpoint is written beside the checkpoint first."""
+    if candidate.checkpoint == "base":
+        raise UserError("the base is no checkpoint of the run: choose another candidate, or speak from the base itself")
+    if candidate.share != 1:
+        tuned = load_model(run.checkpoint(candidate.checkpoint).path, weights="ema")
+        model = interpolate(load_model(run.info["model"]), tuned, candidate.share)
+        run.add_weights(candidate.checkpoint, candidate.weights, model)
+    run.choose(candidate.checkpoint, candidate.weights, why, candidate.loss)
 
 
 def dataset_loss(model: CFM, dataset: Dataset, repeats: int = 4) -> float:
@@ -118,3 +167,41 @@ def loss_of_averages(dataset: Dataset, config: ModelConfig) -> float:
     """
     mels = torch.cat([dataset.mel(clip) for clip in (dataset.heldout or dataset.train)[:16]])  # as in judging_batches
     return math.pi / 2 * (mels.std(dim=0) / config.mel_std).mean().item()
+
+
+@dataclass(frozen=True)
+class TextAdvantage:
+    """How much lower the held-out loss is with a clip's own text than with another clip's."""
+
+    mean: float
+    """Loss with the other text less loss with the own one: above 0 where the model has learned text."""
+    low: float
+    high: float
+    """The paired 95 % interval over clips."""
+    own: float
+    """Mean loss with the own text."""
+    clips: int
+
+
+def text_advantage(
+    model: CFM, dataset: Dataset, *, clips: int | None = None, repeats: int = 4, seed: int = 0
+) -> TextAdvantage:
+    """Whether a model has learned text and not sound alone, on the first `clips` held-out clips (all by default).
+
+    Each clip is judged with its own text and with that of the clip next to it in length of text, so that the pace does
+    not betray the wrong one; noise, times and missing span are the same for both. It rises long before a listener
+    understands a word. Raises UserError when fewer than two clips are held out.
+    """
+    heldout = sorted(dataset.with_mel(model.config.mel).heldout[:clips], key=lambda clip: len(clip.text))
+    if len(heldout) < 2:
+        raise UserError(f"{dataset.folder} holds {len(heldout)} clips out: two or more are needed to exchange texts")
+    others = [heldout[i + 1] if i + 1 < len(heldout) else heldout[i - 1] for i in range(len(heldout))]
+    data = dataset.with_mel(model.config.mel)
+    own, other = [], []
+    for number, (clip, stranger) in enumerate(zip(heldout, others, strict=True)):
+        for losses, text in ((own, clip.text), (other, stranger.text)):
+            batch = data.batch([replace(clip, text=text)], model.tokenizer, positions=[number])
+            losses.append(held_out_loss(model, [batch], repeats))
+    low, high = interval(lambda a, b: (b - a).mean(-1), own, other, seed=seed)
+    mean = sum(b - a for a, b in zip(own, other, strict=True)) / len(own)
+    return TextAdvantage(mean, low, high, sum(own) / len(own), len(own))

@@ -5,8 +5,6 @@ Audio is float32 samples (nw,) at the model's rate, mels are raw log-mels (n, d)
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,9 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from f5kit.audio import log_mel, match_loudness, read_audio, trim_silence, write_audio
+from f5kit.audio import log_mel, match_loudness, player, read_audio, trim_silence, write_audio
 from f5kit.cfm import CFM
-from f5kit.checkpoint import RunFolder, load_model
+from f5kit.checkpoint import RunFolder, load_model, model_folder
 from f5kit.data import load_dataset
 from f5kit.errors import UserError
 from f5kit.host import detect_host
@@ -68,12 +66,7 @@ class Speech:
         return write_audio(path, self.audio, self.sample_rate)
 
     def _repr_html_(self) -> str:
-        import soundfile
-
-        memory = io.BytesIO()
-        soundfile.write(memory, self.audio.numpy(), self.sample_rate, format="WAV", subtype="PCM_16")
-        data = base64.b64encode(memory.getvalue()).decode()
-        return f'<audio controls src="data:audio/wav;base64,{data}"></audio>'
+        return player(self.audio, self.sample_rate)
 
     def __repr__(self) -> str:
         return f"Speech({self.seconds:.2f} s, seed {self.seed}, {self.text[:60]!r})"
@@ -149,14 +142,18 @@ class Voice:
             raise UserError(f"steps is {steps}; the solver needs at least 1")
         self.model.tokenizer.encode(text)
 
-    def _pace(self) -> float:
-        """Frames the reference takes for a character."""
-        return len(self.reference.mel) / len(self.reference.text)
+    def _frames(self, text: str) -> float:
+        """Frames a text takes at the reference's pace: by characters, or as the model expects its letters to last."""
+        given, tokenizer = self.reference.text, self.model.tokenizer
+        lengths = self.model.letter_lengths(tokenizer.encode(f"{given} {text}"))
+        before = len(tokenizer.encode(given))
+        share = len(text) / len(given) if lengths is None else lengths[before + 1 :].sum() / lengths[:before].sum()
+        return float(len(self.reference.mel) * share)
 
     def _longest_text(self, speed: float) -> int:
         """Characters that fit a chunk beside the reference."""
         room = LONGEST_CHUNK * self.model.config.mel.frames_per_second - len(self.reference.mel)
-        return max(int(room / self._pace() * speed), 20)
+        return max(int(room / len(self.reference.mel) * len(self.reference.text) * speed), 20)
 
     def _mels(self, chunks, speed, steps, cfg_strength, sway, seed, progress) -> Iterator[Tensor]:
         """The mel of each chunk, (n, d), without the reference."""
@@ -167,7 +164,7 @@ class Voice:
         bar = tqdm(total=len(chunks) * steps, desc="speaking", unit="step", disable=not progress, leave=False)
         for i, chunk in enumerate(chunks):
             tokens = self.model.tokenizer.encode(f"{self.reference.text} {chunk}")
-            new = max(len(chunk) * self._pace() / speed, shortest)
+            new = max(self._frames(chunk) / speed, shortest)
             with self.autocast():
                 for mel in self.model.sample(  # noqa: B007
                     reference[None], [tokens], [round(len(reference) + new)], steps=steps, cfg_strength=cfg_strength,
@@ -204,10 +201,12 @@ def read_reference(path: str | Path, text: str, model: CFM) -> Reference:
 
 
 def find_reference(source: str | Path) -> tuple[Path, str]:
-    """(audio, text) that belongs to a run folder, a checkpoint in one, an export, or, for a preset, the demo voice."""
+    """(audio, text) that belongs to a run folder, a checkpoint in one, an export or the embedded voice; for another
+    preset, the demo voice."""
     path = Path(source)
-    if (path / "reference.wav").is_file():
-        return path / "reference.wav", (path / "reference.txt").read_text(encoding="utf-8").strip()
+    carrier = path if path.exists() else model_folder(source) or path
+    if (carrier / "reference.wav").is_file():
+        return carrier / "reference.wav", (carrier / "reference.txt").read_text(encoding="utf-8").strip()
     for folder in (path, path.parent.parent):
         if (folder / "run.json").is_file():
             dataset = load_dataset(RunFolder(folder).dataset_folder)

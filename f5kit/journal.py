@@ -93,7 +93,7 @@ class Journal:
         packed = [json.dumps(v, ensure_ascii=False) if isinstance(v, list | dict) else v for v in values.values()]
         self.base.execute(f"UPDATE clips SET {changes} WHERE rowid = ?", (*packed, row["clip"]))
 
-    def pages(self, where: str = "1") -> Iterator[dict]:
+    def pages(self, where: str = "1", *values) -> Iterator[dict]:
         """Clips with their inputs (under `input_*`), a page at a time in the order they were made, so that they can be
         changed on the way. JSON columns are unpacked."""
         last = -1
@@ -102,7 +102,7 @@ class Journal:
         while True:
             rows = self.base.execute(
                 f"SELECT {columns} FROM clips JOIN inputs i ON i.id = input WHERE clips.rowid > ? AND ({where}) "
-                f"ORDER BY clips.rowid LIMIT {_PAGE}", (last,)
+                f"ORDER BY clips.rowid LIMIT {_PAGE}", (last, *values)
             ).fetchall()  # fmt: skip
             if not rows:
                 return

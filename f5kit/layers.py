@@ -249,17 +249,38 @@ class TextEmbedding(nn.Module):
 
     The text stands at the start of the frames and filler (row 0) behind it; the model itself learns which frames say
     which letter. `mask_padding` (v1) keeps filler at zero; v0 embeds it like a letter. `average_upsampling` spreads the
-    letters evenly over the item's frames instead (ZipVoice).
+    letters over the item's frames instead: evenly (ZipVoice), or with `letter_lengths` in proportion to how long each
+    is expected to last.
     """
 
-    def __init__(self, vocab_size: int, dim: int, conv_layers: int, mask_padding: bool, average_upsampling: bool):
+    def __init__(
+        self,
+        vocab_size: int,
+        dim: int,
+        conv_layers: int,
+        mask_padding: bool,
+        average_upsampling: bool,
+        letter_lengths: bool = False,
+    ):
         super().__init__()
         self.mask_padding, self.average_upsampling = mask_padding, average_upsampling
         self.text_embed = nn.Embedding(vocab_size + 1, dim)
         if conv_layers:
             self.text_blocks = nn.ModuleList(ConvNeXtV2Block(dim, dim * 2) for _ in range(conv_layers))
+        self.length = nn.Linear(dim, 1) if letter_lengths else None  # learns from aligned speech alone
 
     def forward(self, text: Tensor, n: int, mask: Tensor | None, drop: Tensor | None) -> Tensor:
+        x, letters = self._letters(text, n, mask, drop)
+        if self.length is not None:
+            return spread_by_length(x, self._lengths(x, letters), mask)
+        return spread(x, letters, mask) if self.average_upsampling else x
+
+    def lengths(self, text: Tensor) -> Tensor:
+        """Frames that each letter of text (b nt), -1 where there is none, is expected to last: (b nt), 0 behind it."""
+        return self._lengths(*self._letters(text, text.shape[1], text >= 0, None))
+
+    def _letters(self, text: Tensor, n: int, mask: Tensor | None, drop: Tensor | None) -> tuple[Tensor, Tensor]:
+        """A vector for each letter, at the start of the frames (b n dt), and which of them are letters (b n)."""
         tokens = F.pad(text[:, :n] + 1, (0, max(n - text.shape[1], 0)))  # b n, 0 is filler
         if mask is not None:
             tokens = tokens.masked_fill(~mask, 0)
@@ -274,7 +295,21 @@ class TextEmbedding(nn.Module):
             x = zero_outside(x, keep)
             for block in self.text_blocks:
                 x = zero_outside(block(x, mask), keep)
-        return spread(x, letters, mask) if self.average_upsampling else x
+        return x, letters
+
+    def _lengths(self, x: Tensor, letters: Tensor) -> Tensor:
+        return (10 * F.softplus(self.length(x)[..., 0].float())).masked_fill(~letters, 0.0)
+
+
+def spread_by_length(x: Tensor, lengths: Tensor, mask: Tensor | None) -> Tensor:
+    """Repeat the letters' vectors of x (b n dt) over the item's frames in proportion to `lengths` (b n), 0 behind the
+    text. Each frame takes the letter that is being said at its middle."""
+    b, n, _ = x.shape
+    end = lengths.cumsum(1)  # b n
+    frames = torch.full((b, 1), n, device=x.device) if mask is None else mask.sum(1, keepdim=True)
+    middle = (torch.arange(n, device=x.device) + 0.5) / frames * end[:, -1:]  # b n, in the unit of the lengths
+    letter = torch.searchsorted(end, middle, right=True).clamp(max=n - 1)
+    return zero_outside(x.gather(1, letter[..., None].expand_as(x)), mask)
 
 
 def spread(x: Tensor, letters: Tensor, mask: Tensor | None) -> Tensor:

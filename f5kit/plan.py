@@ -10,7 +10,7 @@ import html
 import math
 from dataclasses import asdict, dataclass
 
-from f5kit.checkpoint import OWN_PRESETS, describe_model
+from f5kit.checkpoint import OWN_PRESETS, describe_model, model_folder
 from f5kit.config import CHECKPOINTING, OPTIMIZERS, PRECISIONS, ModelConfig, TrainConfig
 from f5kit.data import Dataset
 from f5kit.errors import UserError
@@ -35,6 +35,7 @@ _ACTIVATION = {
     ("half", "none"): 56, ("half", "selective"): 32, ("half", "full"): 8.5,
 }  # fmt: skip
 _OPTIMIZER_BYTES = {"adamw": 8.0, "adamw8bit": 2.04}  # per parameter
+_SMALL = 50e6  # parameters below which a finetune takes the higher learning rate of a small model
 _CONTEXT_GB = 0.6  # what CUDA and its libraries take before the first tensor
 _USABLE = 0.92  # share of the memory a plan may fill
 _GIB = 2**30
@@ -158,9 +159,10 @@ def plan_run(
     )
     seconds = update_frames * flops_per_frame(config) / (_tflops(host, why) * 1e12)
     updates = _choose_updates(updates, minutes, dataset.seconds / 60, seconds, why)
-    fresh = model in OWN_PRESETS
-    rate = learning_rate or (1e-3 if fresh else 1e-5)
-    why["learning rate"] = "as given" if learning_rate else ("fresh weights" if fresh else "usual for a finetune")
+    fresh = model in OWN_PRESETS and model_folder(model) is None
+    kind = "fresh weights" if fresh else "a small model" if parameters < _SMALL else "usual for a finetune"
+    rate = learning_rate or {"fresh weights": 1e-3, "a small model": 3e-4}.get(kind, 1e-5)
+    why["learning rate"] = "as given" if learning_rate else kind
     train = TrainConfig(
         updates=updates, learning_rate=rate, warmup_updates=updates // 10, update_frames=update_frames,
         micro_frames=micro_frames, ema_horizon=max(updates // 10, 1), evaluate_every=max(updates // 20, 1),

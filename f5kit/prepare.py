@@ -18,6 +18,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 
 from f5kit.audio import read_audio
@@ -44,6 +45,7 @@ def prepare_dataset(
     *,
     name: str | None = None,
     seed: int = 0,
+    heldout: int | None = None,
     language: str | None = None,
     speaker: str | None = None,
     min_seconds: float = 0.3,
@@ -71,7 +73,9 @@ def prepare_dataset(
     what `f5kit.load_transcriber` gives, or any function of a clip, its rate and a language to a text and a language.
     `check_texts` has it hear the others too, and flags what differs.
     `tokenizer` is the model's that will be trained, to tell letters it lacks; `speaker` names the speaker, or "folder"
-    takes the first folder's name; `seed` chooses the held-out clips. Work is spread over `jobs` processes.
+    takes the first folder's name. `heldout` clips are kept from the training, as far as whole recordings and texts that
+    nobody else says allow (None: 5 %, at least 3 and at most 32); `seed` chooses them. Work is spread over `jobs`
+    processes.
 
     Run again it works on what is new or changed, and continues where it was stopped. Clips listed in the folder's
     decisions.json, which the report's table writes, are taken out. Raises UserError when no clip is usable.
@@ -79,8 +83,11 @@ def prepare_dataset(
     out = Path(out)
     place = Path(__file__).with_name("demo_voice") if str(source) == "demo" else source
     check_place(place, out)
-    options = Options(min_seconds, max_seconds, (slices[0], min(slices[1], max_seconds)), loudness, trim)
+    shorter = min(1.0, max_seconds / slices[1])
+    options = Options(min_seconds, max_seconds, (shorter * slices[0], shorter * slices[1]), loudness, trim)
     normalise("", normaliser)
+    if heldout is not None and heldout < 0:
+        raise UserError(f"heldout is {heldout}; choose how many clips to hold out, 0 or more")
     texts = TextOptions(language, normaliser, tokenizer, dropped(out))
     if check_texts and transcriber is None:
         raise UserError("check_texts is on and there is no transcriber; give one, from load_transcriber()")
@@ -90,8 +97,8 @@ def prepare_dataset(
         root, recordings = open_source(place, folder / "scratch", audio_root, untold=transcriber is not None)
         _hear_all(journal, place, recordings, root, folder, out, options, speaker, jobs, progress)
         if transcriber is not None:
-            _transcribe(journal, folder, out, transcriber, language, check_texts, options, progress)
-        state = _state(journal, options, texts, seed, name or out.name)
+            _transcribe(journal, folder, transcriber, language, check_texts, options, progress)
+        state = _state(journal, options, texts, seed, heldout, name or out.name)
         if prepared_from(out) == state:
             with suppress(UserError):  # a folder that lost a clip is made again
                 dataset = load_dataset(out)
@@ -99,7 +106,7 @@ def prepare_dataset(
                 return dataset
         judge(journal, texts)
         _refuse_empty(journal, source)
-        how = split(journal, seed)
+        how = split(journal, seed, heldout)
         journal.commit()
         info = {"name": name or out.name, "source": str(source), "source_hash": state, "seed": seed, "split": how}
         _write(journal, folder, out, info, options, texts)
@@ -241,41 +248,42 @@ def _store(journal: Journal, result: Result, writer: FeatureWriter) -> None:
 
 
 def _transcribe(
-    journal: Journal, folder: Path, out: Path, transcriber, language, check: bool, options: Options, progress: bool
+    journal: Journal, folder: Path, transcriber, language, check: bool, options: Options, progress: bool
 ) -> None:
     """Have the clips without a text written down, and with `check` the others too; what was heard before is kept."""
     from tqdm.auto import tqdm
 
-    todo = "clips.seconds IS NOT NULL" + ("" if check else " AND i.text IS NULL")
-    if isinstance(transcriber, str | Path):  # a model is loaded when there is something to do for it
-        count = f"SELECT count(*) FROM clips JOIN inputs i ON i.id = input WHERE {todo} AND (asr IS NULL"
-        count += " OR (? != 'auto' AND json_extract(asr, '$.by') NOT LIKE ? || ' %'))"
-        if not journal.value(count, str(transcriber), str(transcriber)):
-            return
+    told = isinstance(transcriber, str | Path)
+    name = f"whisper:{transcriber}" if told else getattr(transcriber, "name", None)
+    name = name or getattr(transcriber, "__qualname__", type(transcriber).__name__)
+    wanted = "clips.seconds IS NOT NULL" + ("" if check else " AND i.text IS NULL") + " AND (asr IS NULL"
+    wanted += " OR json_extract(asr, '$.by') != ?)" if name != "whisper:auto" else " AND ? != '')"
+    total = journal.value(f"SELECT count(*) FROM clips JOIN inputs i ON i.id = input WHERE {wanted}", name)
+    if not total:
+        return
+    if told:  # a model is loaded when there is something to do for it
         transcriber = load_transcriber(transcriber, language)
-        print(f"transcribing with {transcriber.name}: {transcriber.reason}")
-    name = getattr(transcriber, "name", getattr(transcriber, "__qualname__", type(transcriber).__name__))
-    wanted = f"{todo} AND coalesce(json_extract(asr, '$.by'), '') != '{str(name).replace(chr(39), '')}'"
-    rate = options.mel.sample_rate
+        print(f"transcribing with {transcriber}")
+    rate, clips = options.mel.sample_rate, folder / "clips"
     if language is None and hasattr(transcriber, "detect_language"):
-        some = [row for _, row in zip(range(8), journal.pages(f"{wanted} AND i.language IS NULL"), strict=False)]
-        sounds = [read_audio(folder / "clips" / f"{row['id']}.flac", rate) for row in some]
+        some = islice(journal.pages(f"{wanted} AND i.language IS NULL", name), 8)
+        sounds = [read_audio(clips / f"{row['id']}.flac", rate) for row in some]
         language = transcriber.detect_language(sounds, rate) if sounds else None
-    total = journal.value(f"SELECT count(*) FROM clips JOIN inputs i ON i.id = input WHERE {wanted}")
-    for row in tqdm(journal.pages(wanted), total=total, desc="transcribe", unit="clip", disable=not progress):
-        audio = read_audio(folder / "clips" / f"{row['id']}.flac", rate)
+    by = getattr(transcriber, "name", name)
+    for row in tqdm(journal.pages(wanted, name), total=total, desc="transcribe", unit="clip", disable=not progress):
+        audio = read_audio(clips / f"{row['id']}.flac", rate)
         text, heard_language = transcriber(audio, rate, row["input_language"] or language)
-        journal.set(row, asr={"text": text, "language": heard_language, "by": str(name).replace("'", "")})
+        journal.set(row, asr={"text": text, "language": heard_language, "by": by})
         journal.commit()
 
 
 # ---- The folder
 
 
-def _state(journal: Journal, options: Options, texts: TextOptions, seed: int, name: str) -> str:
+def _state(journal: Journal, options: Options, texts: TextOptions, *about) -> str:
     """sha256 of all inputs and of all that they are judged by. Times and paths of this machine are no part of it."""
-    about = [texts.language, texts.normaliser, texts.tokenizer and texts.tokenizer.hash, sorted(texts.drop), seed, name]
-    digest = hashlib.sha256(json.dumps([sorted(asdict(options).items()), about], default=str).encode())
+    judged = texts.language, texts.normaliser, texts.tokenizer and texts.tokenizer.hash, sorted(texts.drop)
+    digest = hashlib.sha256(json.dumps([sorted(asdict(options).items()), judged, about], default=str).encode())
     for row in journal.all(
         "SELECT id, source, place, text, speaker, language, problem, mended, hash FROM inputs ORDER BY id"
     ):
@@ -307,7 +315,8 @@ def _write(journal: Journal, folder: Path, out: Path, info: dict, options: Optio
             keys = "id audio text seconds frames split speaker language source start stop sha256".split()
             if used:
                 letters.update(normalise(row["text"], texts.normaliser))
-                manifest.write(_line({key: row[key] for key in keys}))
+                levels = {key: row["measures"][key] for key in ("rms_dbfs", "snr")}
+                manifest.write(_line({key: row[key] for key in keys} | levels))
             measures = {k: v for k, v in row["measures"].items() if not k.startswith("mel_")}
             verdict = {key: row[key] for key in ("id", "status", "reasons", "flags")}
             measures |= {} if row["cer"] is None else {"cer": row["cer"]}

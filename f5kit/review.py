@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 import json
 from pathlib import Path
 
+from f5kit.audio import player
 from f5kit.audit import CHECKS
 from f5kit.data import Dataset
 from f5kit.weights import write_json
@@ -38,16 +38,13 @@ for (const box of document.querySelectorAll('.f5 .keep')) box.onchange = () => {
 </script>"""
 
 
-def player(path: Path) -> str:
-    """An HTML player with the beginning of a clip inside it, as MP3."""
+def _player(path: Path) -> str:
+    """A player with the beginning of a clip inside it."""
     import soundfile
+    import torch
 
     with soundfile.SoundFile(str(path)) as file:
-        audio, rate = file.read(round(_SECONDS * file.samplerate), dtype="float32"), file.samplerate
-    data = io.BytesIO()
-    soundfile.write(data, audio, rate, format="MP3")
-    url = f"data:audio/mpeg;base64,{base64.b64encode(data.getvalue()).decode()}"
-    return f'<audio controls preload="none" src="{url}"></audio>'
+        return player(torch.from_numpy(file.read(round(_SECONDS * file.samplerate), "float32")), file.samplerate, "MP3")
 
 
 def dataset_report(dataset: Dataset) -> Html:
@@ -97,7 +94,7 @@ def _worst_line(dataset: Dataset, row: dict, check: str) -> str:
     identity = html.escape(row["id"])
     why = html.escape(row["flags"].get(check) or _measured(row, check))
     tick = f'<input type="checkbox" class="keep" value="{identity}" checked>'
-    cells = tick, identity, player(dataset.folder / row["audio"]), why, html.escape(row["text"][:200])
+    cells = tick, identity, _player(dataset.folder / row["audio"]), why, html.escape(row["text"][:200])
     return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
@@ -115,7 +112,7 @@ def _measured(row: dict, check: str) -> str:
 def _rejected(dataset: Dataset, rows: list[dict], count: int) -> str:
     lines = "".join(
         f"<tr><td>{html.escape(row['id'])}</td><td>{html.escape('; '.join(row['reasons']))}</td>"
-        f"<td>{player(dataset.folder / row['audio']) if row['audio'] and place < 20 else ''}</td></tr>"
+        f"<td>{_player(dataset.folder / row['audio']) if row['audio'] and place < 20 else ''}</td></tr>"
         for place, row in enumerate(rows)
     )
     more = f"<p>and {count - len(rows):,} more in report.jsonl</p>" if count > len(rows) else ""
@@ -177,7 +174,7 @@ class ReviewPanel:
             tick = w.Checkbox(value=row["id"] not in self.dropped, description=row["id"], indent=False)
             tick.observe(lambda change, name=row["id"]: self.keep(name, change["new"]), "value")
             why = "; ".join([*row["flags"].values(), *row["reasons"]])
-            sound = player(self.dataset.folder / row["audio"]) if row["audio"] else ""
+            sound = _player(self.dataset.folder / row["audio"]) if row["audio"] else ""
             shown = f"{sound}<br>{html.escape(row['text'][:300])}<br><i>{html.escape(why[:300])}</i>"
             lines.append(w.HBox([tick, w.HTML(shown)]))
         self.rows.children = lines

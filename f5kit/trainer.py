@@ -64,7 +64,7 @@ class Trainer:
         self._emit("start", step=self.step, resumed=checkpoint is not None, origin=self.model.origin)
         if self.update == 0:
             self._evaluate()
-        for step, members in batches(self._frames, self.config.update_frames, self.config.seed, self.step):
+        for step, members in self._batches():
             if self.update >= self.config.updates:
                 break
             self._train_step(step, members)
@@ -134,6 +134,10 @@ class Trainer:
             if len(tokenizer.encode(clip.text)) > clip.frames:
                 raise UserError(f"{clip.id} has more letters than mel frames: its transcript belongs to another clip")
         self._heldout = self.dataset.judging_batches(tokenizer)
+
+    def _batches(self) -> Iterator[tuple[int, list[int]]]:
+        """(step, places in the training clips) for ever, from the step that is due."""
+        return batches(self._frames, self.config.update_frames, self.config.seed, self.step)
 
     # One step
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
+from f5kit.asr import count_errors
 from f5kit.audit import (
     DISAGREES,
     LONG_PAUSE,
     NARROW,
     NOISY,
-    character_errors,
     check_text,
     clean_text,
     text_flags,
@@ -65,7 +65,8 @@ def _verdict(row: dict, options: TextOptions, known: frozenset[str]) -> dict:
         row["measures"]
     )
     if row["input_text"] is not None and heard:
-        found["cer"] = round(character_errors(text, heard["text"]), 4)
+        errors = count_errors(text, heard["text"], (language or "").split("-")[0])
+        found["cer"] = round(errors.character_errors / errors.characters, 4)
         if found["cer"] > DISAGREES:
             found["flags"]["asr"] = f"{found['cer']:.0%} of its letters differ; heard was {heard['text'][:200]!r}"
     elif row["input_text"] is None and "repeats" in found["flags"]:  # a recogniser that was lost, not a speaker
@@ -123,8 +124,9 @@ def _compare(journal: Journal) -> None:
         journal.set(row, flags=flags)
 
 
-def split(journal: Journal, seed: int) -> str:
-    """Hold out about 5 % of the usable clips, at least 3 and at most 32; one where there are fewer than 20.
+def split(journal: Journal, seed: int, heldout: int | None = None) -> str:
+    """Hold out `heldout` of the usable clips, but leave one to train on at least. None: about 5 %, at least 3 and at
+    most 32; one where there are fewer than 20.
 
     No held-out text is trained on: a clip whose text another clip says is never held out. Of ten long recordings or
     more, whole ones are held out; of fewer, their last clips are, so that few neighbours are parted. Chosen by a hash
@@ -132,7 +134,8 @@ def split(journal: Journal, seed: int) -> str:
     """
     base, usable = journal.base, "status != 'rejected'"
     n = journal.value(f"SELECT count(*) FROM clips WHERE {usable}")
-    held = min(1, n - 1) if n < 20 else min(32, max(3, round(0.05 * n)))
+    few = 1 if n < 20 else min(32, max(3, round(0.05 * n)))
+    held = min(few if heldout is None else heldout, n - 1)
     base.create_function(
         "lot", 1, lambda name: hashlib.sha256(f"{seed}/{name}".encode()).hexdigest(), deterministic=True
     )
@@ -142,7 +145,7 @@ def split(journal: Journal, seed: int) -> str:
         f"SELECT count(*), max(n) FROM (SELECT count(*) AS n FROM clips WHERE {usable} GROUP BY input)"
     ).fetchone()
     if not held:
-        return "nothing: there is one clip"
+        return "nothing: there is one clip" if n == 1 else "nothing, as asked"
     if largest == 1 or recordings >= 10:
         taken = 0
         groups = (

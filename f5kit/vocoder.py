@@ -1,5 +1,5 @@
 """Mel to waveform: Vocos (Siuzdak 2023, arXiv 2306.00814) or BigVGAN (Lee et al. 2022, arXiv 2206.04658), as the mel's
-kind asks, where their weights can be had; else Griffin-Lim.
+kind asks, where their weights can be had; else the small Vocos that f5kit carries, if it does; else Griffin-Lim.
 
     b  items    n  mel frames    d  mel bins    f  Fourier bins    nw  samples
 
@@ -27,6 +27,7 @@ from f5kit.weights import convert_pickle, download, read_tensors
 
 VOCOS_REPOSITORY = "charactr/vocos-mel-24khz"
 BIGVGAN_REPOSITORY = "nvidia/bigvgan_v2_24khz_100band_256x"
+STARTER_FOLDER = Path(__file__).parent / "starter_voice" / "vocoder"
 CONFIGS = ("config.yaml", "config.json")
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 BIGVGAN_WEIGHTS = ("model.safetensors", "bigvgan_generator.pt")
@@ -152,6 +153,15 @@ class VocosVocoder(Vocoder):
         config = _read_config(download(VOCOS_REPOSITORY, "config.yaml"))
         return cls(config, _read_weights(download(VOCOS_REPOSITORY, "pytorch_model.bin")), mel, origin=VOCOS_REPOSITORY)
 
+    @classmethod
+    def starter(cls, mel: MelConfig | None = None) -> VocosVocoder:
+        """The small one that f5kit carries (benchmarks/starter). UserError when this installation has none."""
+        if not STARTER_FOLDER.is_dir():
+            raise UserError(f"this f5kit carries no vocoder, there is no {STARTER_FOLDER}: choose 'griffin-lim'")
+        vocoder = cls.from_folder(STARTER_FOLDER, mel)
+        vocoder.name = "starter"
+        return vocoder
+
     def _load(self, tensors: dict[str, Tensor], origin: str) -> None:
         _load_exactly(self, {k: v for k, v in tensors.items() if not k.startswith("feature_extractor.")}, origin)
 
@@ -210,8 +220,9 @@ class BigVGANVocoder(Vocoder):
 def load_vocoder(name: str | Path = "auto", mel: MelConfig | None = None, device: str = "cpu") -> Vocoder:
     """A vocoder on `device`; its `.why` says in a sentence why it is this one.
 
-    name: "vocos", "bigvgan", "griffin-lim", a local folder of Vocos or BigVGAN weights, or "auto": the one of the mel's
-    kind where its weights are in the local cache or the Hub answers, else Griffin-Lim. Raises UserError when it can't
+    name: "vocos", "bigvgan", "starter" (the small Vocos that f5kit carries), "griffin-lim", a local folder of Vocos or
+    BigVGAN weights, or "auto": the published one of the mel's kind where its weights are in the local cache or the Hub
+    answers, else the starter where there is one for this kind of mel, else Griffin-Lim. Raises UserError when it can't
     be had, and for a vocoder of another kind of mel.
     """
     if name == "griffin-lim":
@@ -220,6 +231,8 @@ def load_vocoder(name: str | Path = "auto", mel: MelConfig | None = None, device
         vocoder = VocosVocoder.from_hub(mel)
     elif name == "bigvgan":
         vocoder = BigVGANVocoder.from_hub(mel)
+    elif name == "starter":
+        vocoder = VocosVocoder.starter(mel)
     elif name == "auto":
         vocoder = _best(mel)
     elif Path(name).is_dir():
@@ -227,7 +240,7 @@ def load_vocoder(name: str | Path = "auto", mel: MelConfig | None = None, device
         bigvgan = mel.kind == "bigvgan" if mel else _is_bigvgan(Path(name))
         vocoder = (BigVGANVocoder if bigvgan else VocosVocoder).from_folder(name, mel)
     else:
-        choices = "'auto', 'vocos', 'bigvgan', 'griffin-lim' or a local folder"
+        choices = "'auto', 'vocos', 'bigvgan', 'starter', 'griffin-lim' or a local folder"
         raise UserError(f"there is no vocoder {str(name)!r}: choose {choices}")
     return vocoder.to(device)
 
@@ -238,8 +251,10 @@ def _best(mel: MelConfig | None) -> Vocoder:
         vocoder = (BigVGANVocoder if bigvgan else VocosVocoder).from_hub(mel)
         vocoder.why = f"the published weights of {BIGVGAN_REPOSITORY if bigvgan else VOCOS_REPOSITORY}"
     except UserError as error:
-        vocoder = GriffinLim(mel)
-        vocoder.why = f"rougher in sound than {'BigVGAN' if bigvgan else 'Vocos'}, which cannot be had: {error}"
+        carried = STARTER_FOLDER.is_dir() and not bigvgan
+        vocoder = VocosVocoder.starter(mel) if carried else GriffinLim(mel)
+        published = "BigVGAN" if bigvgan else "the published Vocos" if carried else "Vocos"
+        vocoder.why = f"rougher in sound than {published}, which cannot be had: {error}"
     return vocoder
 
 

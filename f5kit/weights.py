@@ -178,7 +178,7 @@ if not isinstance(found, dict):
     sys.exit(f"it holds a {type(found).__name__} and no tensors by name")
 groups = {"ema": ("ema_model_state_dict",), "raw": ("model_state_dict",)}
 other = groups["raw" if weights == "ema" else "ema"][0]
-for key in (*groups[weights], "state_dict", "generator"):
+for key in (*groups[weights], "state_dict", "generator", "model_state"):
     if isinstance(found.get(key), dict):
         found = found[key]
         break

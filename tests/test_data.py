@@ -117,3 +117,57 @@ def test_opening_what_is_no_dataset_says_so(tmp_path, dataset):
         manifest.write("{half a row\n")
     with pytest.raises(UserError, match=r"manifest.jsonl line \d+ is not JSON"):
         load_dataset(tmp_path / "copy")
+
+
+# --- the reference clip ---------------------------------------------------------------------------
+
+SPOKEN = "This sentence is spoken at a pace that is usual for its voice, and it lasts six seconds or so."
+
+
+@pytest.fixture(scope="module")
+def choices(tmp_path_factory):
+    """A function that prepares clips from {name: (seconds, level, noise level)} of speech-like bursts with pauses."""
+    import soundfile
+
+    from f5kit.prepare import prepare_dataset
+
+    def make(**clips):
+        folder = tmp_path_factory.mktemp("choices")
+        for number, (name, (seconds, level, noise)) in enumerate(clips.items()):
+            g = torch.Generator().manual_seed(number)
+            time = torch.arange(int(seconds * 16_000)) / 16_000
+            bursts = torch.sin(400 * torch.pi * time) * (torch.sin(torch.pi * time) > -0.5)  # a pause every two seconds
+            sound = level * bursts + noise * torch.randn(len(time), generator=g)
+            soundfile.write(folder / f"{name}.wav", sound.numpy(), 16_000)
+            letters = int(len(SPOKEN) * seconds / 6)
+            (folder / f"{name}.txt").write_text((SPOKEN * 3)[:letters].strip())
+        return prepare_dataset(folder, folder.with_name(folder.name + "_out"), heldout=0, progress=False)
+
+    return make
+
+
+def test_the_reference_is_of_good_length_and_clean(choices):
+    usual = {f"u{i}": (4.2, 0.2, 1e-4) for i in range(3)}
+    assert choices(**usual, good=(6, 0.2, 1e-4), long=(12, 0.2, 1e-4)).typical_clip().id == "good"
+    noisy = choices(**usual, noisy=(6, 0.2, 0.02)).typical_clip()
+    assert noisy.id in usual  # six seconds long, and with the noise 20 dB below the speech
+    assert choices(**usual, quiet=(6, 0.01, 1e-5)).typical_clip().id in usual
+    assert choices(a=(6, 0.2, 0.02), b=(6, 0.2, 0.03), c=(6.1, 0.2, 0.04)).typical_clip().id == "a"
+
+
+def test_a_reference_is_never_longer_than_asked(choices):
+    with pytest.raises(UserError, match="no clip below 1 s"):
+        choices(short=(2, 0.2, 1e-4), good=(6, 0.2, 1e-4)).typical_clip(1.0)
+
+
+def test_a_clip_can_be_named(dataset):
+    clip = dataset.clips[2]
+    assert dataset.clip(clip.id) == clip
+    with pytest.raises(UserError, match="no clip 'nobody'"):
+        dataset.clip("nobody")
+
+
+def test_what_was_measured_travels_with_the_clip(dataset):
+    for clip, row in zip(dataset.clips, dataset.rows(), strict=True):
+        assert (clip.rms_dbfs, clip.snr) == (row["measures"]["rms_dbfs"], row["measures"]["snr"])
+        assert clip.snr > 20  # a synthesiser's pauses are clean

@@ -23,6 +23,7 @@ VARIANTS = {
     "v1": dict(average_upsampling=False, qk_norm=None),
     "v0": dict(average_upsampling=False, qk_norm=None, text_mask_padding=False, pe_attn_head=1),
     "own": {},
+    "lengths of letters": dict(letter_lengths=True),
     "long skip": dict(long_skip_connection=True),
     "no text blocks": dict(average_upsampling=False, conv_layers=0),
     "E2": dict(

@@ -211,6 +211,15 @@ def test_the_end_of_one_long_recording_is_held_out(tmp_path):
     assert split_of(tmp_path / "one.sqlite", rows) == {("talk", n) for n in range(95, 100)}
 
 
+def test_as_many_clips_are_held_out_as_asked(tmp_path):
+    source = folder_with(tmp_path / "source", [f"a{n}|{TEXT} And {n}." for n in range(1, 5)], clips=4)
+    for asked, held in ((None, 1), (2, 2), (0, 0), (9, 3)):
+        rows, report = prepared(source, heldout=asked)
+        assert report["heldout"] == held == sum(row["split"] == "heldout" for row in rows)
+    with pytest.raises(UserError, match="heldout is -1"):
+        prepare_dataset(source, tmp_path / "out", heldout=-1)
+
+
 # --- once, whole, or not at all -------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from f5kit.text import Tokenizer
 from f5kit.weights import write_json, write_tensors
 
 ROOT = Path(__file__).resolve().parents[1]
+JUDGED = {"pairs": 1, "newest": 1, "sentences": 2, "others": 2, "recogniser": "pocketsphinx"}
 SHORT = {"base_model": "tiny", "updates": 6, "steps": 4, "text": "A short sentence."}
 # One thread: models this small gain nothing from more, and lose much where other processes want the cores.
 ENVIRONMENT = {**os.environ, "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "OMP_NUM_THREADS": "1"}
@@ -52,7 +53,7 @@ def result(workspace: Path) -> dict:
 def walked(recordings, tmp_path_factory):
     """A workspace after the whole road on 14 clips, and what was printed on the way."""
     workspace = tmp_path_factory.mktemp("road") / "workspace"
-    about = {"source": recordings, "consent": "Public domain", "pairs": 1, **SHORT}
+    about = {"source": recordings, "consent": "Public domain", **JUDGED, **SHORT}
     # 02 and 03 do not share a run folder, so they go one after the other
     done = road(workspace, "--only", "00,01,02,04,05,06", **about)
     assert done.returncode == 0, done.stderr + done.stdout[-2000:]
@@ -96,6 +97,19 @@ def test_sounds_and_plots_are_there(walked):
     plots = [Path(path) for report in reports for path in report.get("plots", [])]
     assert len(plots) >= 5 and all(path.stat().st_size > 5_000 for path in plots)
     assert found["stages"]["06_publish"]["distance"] < 0.1 and found["stages"]["06_publish"]["url"] is None
+
+
+def test_the_chosen_weights_were_judged_among_controls(walked):
+    workspace, _ = walked
+    found = result(workspace)["stages"]["04_choose_checkpoint"]
+    last = found["chosen"]["checkpoint"]
+    names = ["base", *(f"{last} {weights}" for weights in ("raw", "ema", "ema_050", "ema_075"))]
+    assert list(found["losses"]) == names and list(found["trial"]) == ["recordings", *names]
+    assert f"{last} {found['chosen']['weights']}" == max(found["merit"], key=found["merit"].get)
+    systems = ["recordings", "copy synthesis", "before", "after", "another speaker's reference", "shuffled texts"]
+    assert list(found["judged"]) == systems and found["judged"]["after"]["wer"]["sentences"] == 2
+    assert (workspace / "judged/my_voice/report.json").is_file()
+    assert RunFolder(workspace / "runs/my_voice").best == found["chosen"]
 
 
 def test_executed_notebooks_show_what_they_promise(walked):

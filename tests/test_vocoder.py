@@ -61,6 +61,7 @@ def own_caches(tmp_path, tmp_path_factory, monkeypatch):
     converted = tmp_path_factory.getbasetemp() / "converted"  # shared by all tests: converting takes a second
     monkeypatch.setenv("XDG_CACHE_HOME", str(converted))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("f5kit.vocoder.STARTER_FOLDER", tmp_path / "starter")  # what f5kit carries is another matter
 
 
 @pytest.fixture(scope="module")
@@ -247,6 +248,21 @@ def test_auto_takes_vocos_from_the_local_cache(monkeypatch, tmp_path, published,
     vocoder = load_vocoder("auto")
     assert str(vocoder) == f"vocos: the published weights of {VOCOS_REPOSITORY}"
     assert torch.equal(vocoder.decode(mels[0]), published[1].decode(mels[0].T[None])[0])
+
+
+def test_the_carried_vocoder_comes_after_the_published_one(monkeypatch, tmp_path, published, mels):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="this f5kit carries no vocoder"):
+        load_vocoder("starter")
+    (tmp_path / "starter").symlink_to(published[0])
+    starter, chosen = load_vocoder("starter"), load_vocoder("auto")
+    assert str(starter) == "starter: asked for"
+    assert chosen.name == "starter" and chosen.why.startswith("rougher in sound than the published Vocos, which cannot")
+    expected = published[1].decode(mels[0].T[None])[0]
+    assert torch.equal(starter.decode(mels[0]), expected) and torch.equal(chosen.decode(mels[0]), expected)
+    assert load_vocoder("auto", MelConfig("bigvgan")).name == "griffin-lim"
+    with pytest.raises(UserError, match="Vocos reads mels of its own kind"):
+        load_vocoder("starter", MelConfig("bigvgan"))
 
 
 def test_vocos_imports_in_a_fresh_process_whatever_torchaudio_is_installed():

@@ -14,7 +14,7 @@
 # %% [markdown]
 # ## Parameters
 # The one form of this notebook; everything has a default that works. With `demo` on it stays offline and
-# leaves the big model out.
+# takes the small voice that comes with f5kit.
 
 # %% [parameters]
 workspace = ""  #@param {type:"string"}
@@ -105,7 +105,7 @@ mel_figure({"recording": log_mel(recording), "copy": log_mel(copy)})
 # %% [markdown]
 # ## The first sentence
 # The base model hears the recording above for a few seconds, and then says your sentence in that voice.
-# When its weights can't be had, the cell says so and the notebook goes on.
+# When its weights can't be had, the small voice that comes with f5kit says it instead, as in the demo.
 
 # %%
 from f5kit import UserError, Voice, write_audio
@@ -116,10 +116,11 @@ try:
     if demo:
         raise UserError("the demo works offline, and the base model is a download")
     speaker = Voice.load(base_model, recorded, reference_text, vocoder=vocoder)
-    sounds["first"] = speaker.speak(text, seed=seed).save(root / "sounds" / "00_first.wav")
-    print(speaker)
 except UserError as error:
-    print(f"No first sentence: {error}.")
+    print(f"The embedded voice speaks: {error}.")
+    speaker = Voice.load("starter", vocoder=vocoder)
+sounds["first"] = speaker.speak(text, seed=seed).save(root / "sounds" / "00_first.wav")
+print(speaker)
 players(sounds)
 
 # %% [markdown]

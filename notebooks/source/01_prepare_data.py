@@ -18,7 +18,8 @@
 # ## Parameters
 # `source` is your folder, archive, table, recording, or `hf://owner/name?split=train`; `language` its code,
 # `voice` the name the dataset will have. `transcribe` writes down what has no text, and `check_texts` has a
-# recogniser read along where there is one. `consent` says by what right you use this voice; it goes into
+# recogniser read along where there is one. `heldout` clips are kept from the training, to judge by (0: one
+# in twenty). `consent` says by what right you use this voice; it goes into
 # the model card later, and nothing is prepared without it.
 
 # %% [parameters]
@@ -34,6 +35,7 @@ loudness = -23.0  #@param {type:"number"}
 base_model = "F5TTS_v1_Base"  #@param {type:"string"}
 extend = True  #@param {type:"boolean"}
 numbers = False  #@param {type:"boolean"}
+heldout = 0  #@param {type:"integer"}
 seed = 0  #@param {type:"integer"}
 demo = False  #@param {type:"boolean"}
 
@@ -53,6 +55,7 @@ started = time.time()
 root = Path(workspace or workspace_root() / "f5kit_workspace").resolve()
 if demo:
     source, consent = "demo", "the bundled demo recordings are free to use"
+    heldout = heldout or 13  # three to choose a checkpoint by and ten to measure the choice
 if not consent:
     raise UserError("consent is empty: say in the form by what right you use this voice, and run again")
 
@@ -89,8 +92,8 @@ known = load_tokenizer(base_model)
 reading = known.normaliser + (f"+numbers:{language}" if numbers else "")
 needed = Tokenizer(known.vocab, known.name, reading)
 dataset = prepare_dataset(
-    source, root / "data" / voice, name=voice, seed=seed, language=language or None, loudness=loudness,
-    transcriber=transcriber, check_texts=check_texts, tokenizer=needed, normaliser=reading,
+    source, root / "data" / voice, name=voice, seed=seed, heldout=heldout or None, language=language or None,
+    loudness=loudness, transcriber=transcriber, check_texts=check_texts, tokenizer=needed, normaliser=reading,
 )
 dataset
 

@@ -33,8 +33,8 @@ wandb = False  #@param {type:"boolean"}
 demo = False  #@param {type:"boolean"}
 
 # %% [markdown]
-# The demo trains the kit's small `starter` model from nothing, for about four minutes on two processor
-# cores: enough to see every part at work and to hear a voice take shape, far too little for words.
+# The demo finetunes the kit's small `starter` voice to another speaker, for about four minutes on two
+# processor cores: enough to see every part at work, and to hear the voice change.
 
 # %%
 import json

@@ -1,0 +1,153 @@
+"""Judge a model on held-out sentences of a speaker it was trained on, beside the recordings and the controls.
+
+    python benchmarks/judge_starter.py CORPUS --model starter --sentences 200 --processes 2
+
+CORPUS/heldout holds metadata.csv (name|text) and wavs/, as make_corpus.py leaves them. Writes
+results/judge_starter.json (command, commit, hardware, versions, date, settings, the summary, and every sentence of
+every system), and the sounds with --sounds FOLDER.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from demo import RESULTS, ROOT, processor
+from tqdm.auto import tqdm
+
+from f5kit import Voice, load_model, log_mel, prepare_dataset, read_audio, text_advantage
+from f5kit.judge import COPY, OTHER_REFERENCE, SHUFFLED, judge, stranger
+from f5kit.report import RECORDINGS
+from f5kit.vocoder import load_vocoder
+
+VOICE = "voice"
+PACKAGES = ("f5kit", "torch", "pocketsphinx", "faster-whisper", "jiwer", "resemblyzer", "vocos")
+_voices: dict[str, Voice] = {}  # of a speaking process
+
+
+def read_corpus(folder: Path) -> list[tuple[Path, str]]:
+    """(recording, text) of every held-out clip."""
+    lines = (folder / "heldout" / "metadata.csv").read_text(encoding="utf-8").splitlines()
+    names = (line.split("|", 1) for line in lines)
+    return [(folder / "heldout" / "wavs" / f"{name}.wav", text) for name, text in names]
+
+
+def choose_reference(clips: list[tuple[Path, str]], wanted: str | None) -> tuple[Path, str]:
+    """The clip of that name, else of the last quarter the one nearest to 6 seconds: it is not judged."""
+    if wanted:
+        return next(clip for clip in clips if clip[0].stem == wanted)
+    return min(clips[-max(len(clips) // 4, 1) :], key=lambda clip: abs(len(read_audio(clip[0])) / 24_000 - 6))
+
+
+def open_voices(model: str, vocoder: str, references: dict, threads: int) -> None:
+    torch.set_num_threads(threads)
+    for system, (path, text) in references.items():
+        _voices[system] = Voice.load(model, path, text, vocoder=vocoder)
+        vocoder = _voices[system].vocoder
+
+
+def say(task: tuple) -> tuple:
+    """The samples of one sentence, and their rate."""
+    system, text, settings = task
+    speech = _voices[system].speak(text, **settings, progress=False)
+    return speech.audio.numpy(), speech.sample_rate
+
+
+def speak_all(options, references: dict, texts: list[str]) -> dict[str, list]:
+    """{system: sounds} of the model, in as many processes as asked for."""
+    settings = {"steps": options.steps, "cfg_strength": options.cfg_strength, "seed": options.seed}
+    tasks = [(system, text, settings) for system in references for text in texts]
+    threads = max(1, len(os.sched_getaffinity(0)) // options.processes)
+    context = multiprocessing.get_context("spawn")
+    arguments = (options.model, options.vocoder, references, threads)
+    with ProcessPoolExecutor(options.processes, context, open_voices, arguments) as workers:
+        said = list(tqdm(workers.map(say, tasks), total=len(tasks), desc="speaking", unit="sentence"))
+    sounds = [(torch.from_numpy(audio), rate) for audio, rate in said]
+    return {system: sounds[i * len(texts) :][: len(texts)] for i, system in enumerate(references)}
+
+
+def learned_text(model, corpus: Path, clips: int) -> dict:
+    """The paired own-text/other-text loss on held-out clips."""
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = prepare_dataset(corpus / "heldout", Path(folder) / "heldout", heldout=10**6, progress=False)
+        return asdict(text_advantage(model, dataset, clips=clips))
+
+
+def versions() -> dict[str, str]:
+    found = {"python": sys.version.split()[0]}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("corpus", type=Path)
+    parser.add_argument("--model", default="starter", help="what load_model takes")
+    parser.add_argument("--sentences", type=int, default=200)
+    parser.add_argument("--reference", help="name of the held-out clip to speak from")
+    parser.add_argument("--other", default="rms_1", help="bundled clip of another speaker")
+    parser.add_argument("--vocoder", default="auto")
+    parser.add_argument("--recogniser", default="pocketsphinx")
+    parser.add_argument("--steps", type=int, default=32)
+    parser.add_argument("--cfg-strength", type=float, default=2.0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dnsmos", action="store_true")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--sounds", type=Path, help="folder to keep all sounds in")
+    parser.add_argument("--out", type=Path, default=RESULTS / "judge_starter.json")
+    options = parser.parse_args()
+    started = time.monotonic()
+
+    clips = read_corpus(options.corpus)
+    reference = choose_reference(clips, options.reference)
+    judged = [clip for clip in clips if clip != reference][: options.sentences]
+    texts = [text for _, text in judged]
+    model = load_model(options.model)
+    vocoder = load_vocoder(options.vocoder, model.config.mel)
+    recorded = [read_audio(path) for path, _ in judged]
+    systems = {RECORDINGS: [(audio, 24_000) for audio in recorded]}
+    copies = (vocoder.decode(log_mel(audio, model.config.mel)) for audio in recorded)
+    systems[COPY] = [(audio, 24_000) for audio in tqdm(copies, total=len(texts), desc="copy synthesis")]
+    systems |= speak_all(options, {VOICE: reference, OTHER_REFERENCE: stranger(options.other)}, texts)
+    systems[SHUFFLED] = [*systems[VOICE][1:], systems[VOICE][0]]
+    report = judge(
+        systems, texts, recogniser=options.recogniser, pool=[text for _, text in clips], seed=options.seed,
+        with_dnsmos=options.dnsmos, processes=options.processes,
+    )  # fmt: skip
+    for row in report.table():
+        print(row)
+    if options.sounds:
+        report.save(options.sounds)
+
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    record = {
+        "command": "python benchmarks/judge_starter.py " + " ".join(sys.argv[1:]), "commit": commit.stdout.strip(),
+        "date": date.today().isoformat(), "hardware": processor(), "versions": versions(), "settings": settings,
+        "model": model.origin, "vocoder": str(vocoder), "reference": {"clip": reference[0].stem, "text": reference[1]},
+        "text_advantage": learned_text(model, options.corpus, options.sentences),
+        "seconds": round(time.monotonic() - started, 1), **report.to_dict(),
+    }  # fmt: skip
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"text advantage: {record['text_advantage']}\nwritten: {options.out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,114 @@
+"""A teacher for training alone: what each frame says and how long each letter lasts, as the synthesiser timed it.
+
+A linear layer on the spread text, and another on the output of a middle block, name the phoneme of every frame
+(cross-entropy); their gradients teach spelling and timing long before the flow-matching loss alone would, and the
+layers are thrown away after training. The model's own `length` layer learns the letters' lengths (mean squared error).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from align import Alignment
+from torch import Tensor, nn
+from tqdm.auto import tqdm
+
+from f5kit.audio import decode, measure_levels, to_mono
+from f5kit.data import Batch, Dataset
+
+WEIGHT = 0.15  # of each of the two cross-entropies, beside a flow-matching loss that falls from 3 to 0.4
+LENGTH_WEIGHT = 0.5
+KEPT = 0.05  # seconds of silence that preparation leaves before the speech
+MIDDLE = 3  # the block that is asked
+
+
+@dataclass(frozen=True)
+class PhonemeTimes:
+    """What is said when, by clip; clips of synthesisers that tell no times are not in it."""
+
+    names: list[str]
+    frames: dict[str, Tensor]
+    """Clip id to (n,) int16, places in `names`: the phoneme of each mel frame."""
+    letters: dict[str, Tensor]
+    """Clip id to (nt,) float32: the frames that each letter lasts."""
+
+    @classmethod
+    def read(cls, corpus: Path, dataset: Dataset, cache: Path) -> PhonemeTimes:
+        """From the corpus's manifest, shifted by the silence that preparation cut off; kept in `cache`."""
+        if cache.is_file():
+            return cls(*torch.load(cache))
+        clips = {clip.id: clip for clip in dataset.train}
+        rows = [json.loads(line) for line in (corpus / "manifest.jsonl").read_text(encoding="ascii").splitlines()]
+        rows = [row for row in rows if row["phones"] and row["id"] in clips]
+        spoken = {row["id"]: [phone.split(":") for phone in row["phones"].split()] for row in rows}
+        inner = {row["id"]: [name for name, _ in spoken[row["id"]][1:-1]] for row in rows}  # without the edges' pauses
+        alignment = Alignment([(row["text"], inner[row["id"]]) for row in rows])
+        names, frames, letters = {}, {}, {}
+        for row in tqdm(rows, desc="phonemes", unit="clip"):
+            clip, length = row["id"], clips[row["id"]].frames
+            cut = _silence_cut(corpus / row["split"] / "wavs" / f"{clip}.wav")
+            ends = (torch.tensor([float(end) for _, end in spoken[clip]]) - cut) * dataset.mel_config.frames_per_second
+            ids = torch.tensor([names.setdefault(name, len(names)) for name, _ in spoken[clip]], dtype=torch.int16)
+            place = torch.searchsorted(ends, torch.arange(length).float(), right=True)
+            frames[clip] = ids[place.clamp(max=len(ids) - 1)]
+            until = torch.tensor(alignment.align(row["text"], inner[clip])).cumsum(0)  # phonemes said after each letter
+            stops = ends[until].clamp(0, length)
+            stops[until == 0], stops[-1] = 0.0, float(length)
+            letters[clip] = stops.diff(prepend=torch.zeros(1))
+        torch.save((list(names), frames, letters), cache)
+        return cls(list(names), frames, letters)
+
+
+def _silence_cut(path: Path) -> float:
+    """Seconds that preparation takes from the start of a recording."""
+    audio, rate = decode(path)
+    return max(0.0, measure_levels(to_mono(audio)[0], rate).leading - KEPT)
+
+
+class PhonemeGuide(nn.Module):
+    """The linear layers, fed by hooks on the model."""
+
+    def __init__(self, model: nn.Module, times: PhonemeTimes):
+        super().__init__()
+        self._times, self._measured = times, [0.0, 0.0, 0.0]
+        config, transformer = model.config, model.transformer
+        self.layers = nn.ModuleList(nn.Linear(dim, len(times.names)) for dim in (config.text_dim, config.dim))
+        self._seen: list[Tensor] = [torch.empty(0)] * 3  # what the hooks saw last
+        text = transformer.text_embed
+        for i, part in enumerate((text, transformer.transformer_blocks[MIDDLE], text.length)):
+            part.register_forward_hook(lambda _, __, out, i=i: self._seen.__setitem__(i, out))
+        self.to(model.device)
+
+    def loss(self, batch: Batch, draws) -> Tensor:
+        """The sum of all, in the unit of the flow-matching loss: a frame weighs as much as its bins."""
+        wanted = torch.full(batch.mel.shape[:2], -100)  # b n
+        lasts = torch.full(batch.mel.shape[:2], -1.0)
+        for i, (clip, dropped) in enumerate(zip(batch.clip_ids, draws.drop_text.tolist(), strict=True)):
+            if clip in self._times.frames and not dropped:
+                wanted[i, : len(self._times.frames[clip])] = self._times.frames[clip].long()
+                lasts[i, : len(self._times.letters[clip])] = self._times.letters[clip]
+        wanted, lasts = wanted.to(batch.mel.device), lasts.to(batch.mel.device)
+        total = LENGTH_WEIGHT * self._length_loss(lasts)
+        for i, layer in enumerate(self.layers):
+            guess = layer(self._seen[i].float())  # b n phonemes
+            total = total + WEIGHT * F.cross_entropy(guess.flatten(0, 1), wanted.flatten(), ignore_index=-100)
+            self._note(i, (guess.argmax(-1) == wanted)[wanted >= 0].float().mean())
+        return batch.mel.shape[-1] * total * draws.span.sum()  # the trainer divides by the missing frames' bins
+
+    def _length_loss(self, lasts: Tensor) -> Tensor:
+        """Squared error of the letters' lengths, in tens of frames."""
+        guess = F.softplus(self._seen[2][..., 0].float())
+        known = lasts >= 0
+        self._note(2, ((10 * guess - lasts).cumsum(1) * known)[known].detach().abs().mean())
+        return (guess - lasts / 10)[known].square().mean()
+
+    def _note(self, i: int, value: Tensor) -> None:
+        self._measured[i] += 0.05 * (float(value) - self._measured[i])
+
+    def said(self) -> str:
+        text, middle, drift = self._measured
+        return f"phonemes right {text:.2f} by the text, {middle:.2f} in the middle; letters {drift:.1f} frames off"
