@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
+import time
+from collections import deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -28,6 +31,8 @@ from f5kit.data import FORMAT
 from f5kit.errors import UserError
 from f5kit.media import open_sound
 from f5kit.slicing import Layout, Span, cut, find_speech, lay_out, load_vad, speech_probabilities
+
+UNREAD = "unread"  # the hash of what could not be read: it is tried again the next time
 
 
 @dataclass(frozen=True)
@@ -106,15 +111,18 @@ class Result:
     """Of the recording."""
 
 
-def content_hash(source: Path | bytes) -> str:
-    """sha256 of a recording's bytes."""
+def content_hash(source: Path | bytes, shown: str) -> str:
+    """sha256 of a recording's bytes. Raises UserError where they can't be had."""
     digest = hashlib.sha256()
     if isinstance(source, bytes):
         digest.update(source)
     elif source.is_file():  # a pipe would be waited for without end
-        with open(source, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+        try:
+            with open(source, "rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+        except OSError as error:
+            raise UserError(f"{shown} cannot be read ({error.strerror}); copy it again, or allow it") from None
     return digest.hexdigest()
 
 
@@ -122,11 +130,12 @@ def hear(task: Task, folder: Path, options: Options) -> Result:
     """Do a task: clips go to `folder`/clips, long recordings to `folder`/scratch. Faults of a recording become rows."""
     if task.layout is not None:
         return Result(task.id, clips=[_hear_span(task, part, span, folder, options) for part, span in task.spans])
-    result = Result(task.id, f"{options.mark(task.whole)}{content_hash(task.source)}")
-    if result.hash == task.known:
-        result.same = True
-        return result
+    result = Result(task.id, UNREAD)
     try:
+        result.hash = f"{options.mark(task.whole)}{content_hash(task.source, task.shown)}"
+        if result.hash == task.known:
+            result.same = True
+            return result
         if not task.whole and _is_long(task, options):
             _lay_out_and_cut(task, result, folder, options)
         else:
@@ -171,9 +180,13 @@ def _lay_out_and_cut(task: Task, result: Result, folder: Path, options: Options)
     result.spans = cut(speech, result.seconds, *options.slices, options.max_seconds)
 
 
+def _part_name(identity: str, part: int) -> str:
+    return f"{identity}~{part + 1:04d}"
+
+
 def _hear_span(task: Task, part: int, span: Span, folder: Path, options: Options) -> Heard:
     layout = task.layout
-    heard = Heard(part, f"{task.id}~{part + 1:04d}", start=round(span.start, 3), stop=round(span.stop, 3))
+    heard = Heard(part, _part_name(task.id, part), start=round(span.start, 3), stop=round(span.stop, 3))
     shown = f"{task.shown} at {span.start:.1f} s"
     try:
         if span.problem:
@@ -253,13 +266,11 @@ def spread(tasks, folder: Path, options: Options, jobs: int):
     if jobs == 1:
         yield from (hear(task, folder, options) for task in tasks if task is not None)
         return
-    from collections import deque
-
     from loky import get_reusable_executor
     from loky.process_executor import TerminatedWorkerError
 
     def pool(n):
-        return get_reusable_executor(max_workers=n, timeout=300, initializer=torch.set_num_threads, initargs=(1,))
+        return get_reusable_executor(max_workers=n, timeout=300, initializer=_start_worker)
 
     under_way: deque = deque()
 
@@ -281,6 +292,19 @@ def spread(tasks, folder: Path, options: Options, jobs: int):
         yield from take()
 
 
+def _start_worker() -> None:
+    """One thread, for there are as many workers as cores; and an end when the process that started it is killed."""
+    torch.set_num_threads(1)
+    parent = os.getppid()
+
+    def watch():
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def _alone(task: Task, folder: Path, options: Options, pool) -> Result:
     from loky.process_executor import TerminatedWorkerError
 
@@ -288,9 +312,9 @@ def _alone(task: Task, folder: Path, options: Options, pool) -> Result:
         return pool(1).submit(hear, task, folder, options).result()
     except TerminatedWorkerError:
         problem = f"{task.shown} ends the process that reads it; export it again as WAV or FLAC"
-        parts = task.spans or ((0, None),)
-        named = [(p, f"{task.id}~{p + 1:04d}" if task.spans else task.id) for p, _ in parts]
-        return Result(task.id, "", clips=[Heard(part, name, problem=problem) for part, name in named])
+        if task.spans:
+            return Result(task.id, clips=[Heard(p, _part_name(task.id, p), problem=problem) for p, _ in task.spans])
+        return Result(task.id, UNREAD, clips=[Heard(0, task.id, problem=problem)])
 
 
 def jobs_for(size: int | None, jobs: int | None) -> int:

@@ -98,13 +98,17 @@ class _Catalogue:
             "CREATE TABLE keys(key TEXT PRIMARY KEY, source TEXT); CREATE TABLE texts(stem TEXT, path TEXT, bad)"
         )
         self.tables: list[str] = []
+        self.links: list[str] = []
+        """Folders that are links."""
 
     @classmethod
     def of(cls, root: Path) -> _Catalogue:
         """What lies below a folder. Hidden files do not count, and folders that are links are not entered."""
         made, top = cls(), os.path.realpath(root)
-        for folder, folders, names in os.walk(root):
+        for folder, folders, names in os.walk(root, onerror=_refuse_folder):
             folders[:] = sorted(name for name in folders if not name.startswith("."))
+            linked = [Path(folder, name) for name in folders if os.path.islink(os.path.join(folder, name))]
+            made.links += [readable(path.relative_to(root).as_posix()) for path in linked]
             for name in sorted(names):
                 path = Path(folder, name)
                 inside, bad = path.relative_to(root).as_posix(), None
@@ -174,8 +178,15 @@ class _Catalogue:
         )
 
 
+def _refuse_folder(error: OSError) -> None:
+    raise UserError(f"{error.filename} cannot be read ({error.strerror}); allow it, or move it elsewhere")
+
+
 def _folder_recordings(root: Path, untold: bool) -> Iterator[Recording]:
     catalogue = _Catalogue.of(root)
+    for name in catalogue.links:
+        problem = f"{name} is a link to a folder, and such are not entered; put the folder itself there"
+        yield Recording(_stem(name), None, "", name, problem)
     if not catalogue.count("audio") and not any(t.endswith((".arrow", ".parquet")) for t in catalogue.tables):
         raise UserError(f"{root} holds no recordings; put .wav, .flac, .mp3 or .ogg files there")
     tables = [t for t in catalogue.tables if Path(t).stem.lower() == "metadata"]
@@ -277,7 +288,12 @@ def _pair_recordings(root: Path, catalogue: _Catalogue, untold: bool) -> Iterato
             problem = None if untold else f"{source} has no transcript; write it to {stem}.txt, or have it transcribed"
             yield Recording(_stem(source), source, None, source, problem)
         else:
-            lines, mended = read_lines(root / name)
+            try:
+                lines, mended = read_lines(root / name)
+            except UserError as error:
+                problem = str(error).replace(str(root / name), name)
+                yield Recording(_stem(source), source, "", name, problem)
+                continue
             text = " ".join(line for _, line in zip(range(1000), (line for _, line in lines), strict=False))
             problem = f"{name} is not UTF-8; save it as UTF-8" if "\ufffd" in text else None
             yield Recording(_stem(source), source, text, name, problem, mended)

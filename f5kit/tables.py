@@ -82,8 +82,11 @@ def read_lines(path: Path) -> tuple[Iterator[tuple[int, str]], tuple[str, ...]]:
     UTF-8, or UTF-16 and UTF-32 that a byte order mark or the zero bytes give away; line ends of every system. U+FFFD
     stands for what could not be read. A line is cut after LONGEST_LINE characters, and then is that long + 1.
     """
-    with open(path, "rb") as file:
-        head = file.read(4096)
+    try:
+        with open(path, "rb") as file:
+            head = file.read(4096)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); copy it again, or allow it") from None
     encoding, mended = "utf-8", ()
     if head.startswith(b"\xef\xbb\xbf"):
         encoding, mended = "utf-8-sig", ("byte order mark removed",)

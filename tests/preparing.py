@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections import Counter
 from pathlib import Path
 
 import numpy
@@ -12,6 +13,7 @@ import soundfile
 from f5kit.prepare import prepare_dataset
 
 TEXT = "A short sentence to say."
+VERDICTS = ("accepted", "repaired", "rejected")
 
 
 def voice(seconds: float = 2.0, rate: int = 24_000, level: float = 0.1, seed: int = 0) -> numpy.ndarray:
@@ -31,14 +33,23 @@ def folder_with(path: Path, rows: list[str] | bytes, clips: int = 3, table: str 
     return path
 
 
+def tell(capsys, kind: str, injected: int, totals: Counter, **more) -> None:
+    """Print one line on a kind of faults; what was seen and got no verdict was dropped in silence."""
+    silent = totals["seen"] - sum(totals[name] for name in VERDICTS)
+    counts = {"injected": injected, **{name: totals[name] for name in ("seen", *VERDICTS)}, **more, "silent": silent}
+    with capsys.disabled():
+        print(f"\n{kind} {' '.join(f'{name}={count}' for name, count in counts.items())}")
+    assert silent == 0
+
+
 def prepared(source: Path, **options) -> tuple[list[dict], dict]:
     """The report's rows and the summary, after checking that they account for one another and for the files."""
     out = source.parent / f"{source.name}_prepared"
     dataset = prepare_dataset(source, out, progress=False, **options)
     rows, report = dataset.rows(), dataset.report
     statuses = [row["status"] for row in rows]
-    assert report["seen"] == len(rows) == sum(report[name] for name in ("accepted", "repaired", "rejected"))
-    for name in ("accepted", "repaired", "rejected"):
+    assert report["seen"] == len(rows) == sum(report[name] for name in VERDICTS)
+    for name in VERDICTS:
         assert report[name] == statuses.count(name)
     assert sorted(os.listdir(out / "clips")) == sorted(Path(row["audio"]).name for row in rows if row["audio"])
     assert [row["id"] for row in rows] == sorted({row["id"] for row in rows})

@@ -11,22 +11,37 @@ import stat
 import struct
 import tarfile
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import soundfile
-from preparing import TEXT, prepared, voice
+from preparing import VERDICTS, prepared, tell, voice
 
+from f5kit import ingest
 from f5kit.archives import Limits, unpack
 from f5kit.errors import UserError
+from f5kit.prepare import prepare_dataset
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def _sound() -> bytes:
+    memory = io.BytesIO()
+    soundfile.write(memory, voice(0.5), 24_000, format="WAV")
+    return memory.getvalue()
+
+
+SOUND = _sound()
+GOOD = [("good.txt", tarfile.REGTYPE, "", b"fine"), ("good.wav", tarfile.REGTYPE, "", SOUND)]
+TOTALS = Counter()
 
 
 def zipped(*members, mode: int | None = None, flags: int = 0):
     def write(path):
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
             packed.writestr("good.txt", "fine")
+            packed.writestr("good.wav", SOUND)
             for name, content in members:
                 info = zipfile.ZipInfo("placeholder")
                 info.filename = name
@@ -47,7 +62,7 @@ def tarred(*members, compress=None):
     def write(path):
         data = io.BytesIO()
         with tarfile.open(fileobj=data, mode="w", format=tarfile.GNU_FORMAT) as packed:
-            for name, kind, link, content in [("good.txt", tarfile.REGTYPE, "", b"fine"), *members]:
+            for name, kind, link, content in [*GOOD, *members]:
                 info = tarfile.TarInfo(name)
                 info.type, info.linkname, info.size = kind, link, len(content)
                 packed.addfile(info, io.BytesIO(content))
@@ -122,7 +137,7 @@ ARCHIVES = [
 
 
 @pytest.mark.parametrize(("name", "write", "said"), ARCHIVES, ids=[row[0] for row in ARCHIVES])
-def test_an_archive_stays_in_its_folder(tmp_path, name, write, said):
+def test_an_archive_stays_in_its_folder(tmp_path, monkeypatch, name, write, said):
     write(tmp_path / name)
     before = {p for p in Path("/tmp").glob("evil*")} | {p for p in tmp_path.iterdir()}
     folder = tmp_path / "deep" / "out"
@@ -136,21 +151,33 @@ def test_an_archive_stays_in_its_folder(tmp_path, name, write, said):
         assert (folder / "good.txt").read_text() == "fine"
         for path in folder.rglob("*"):
             assert path.is_dir() or (path.is_file() and not path.is_symlink())
-    after = {p for p in Path("/tmp").glob("evil*")} | {p for p in tmp_path.iterdir()}
+    _account(tmp_path / name, monkeypatch, said)
+    after = {p for p in Path("/tmp").glob("evil*")} | {p for p in tmp_path.iterdir()} - {tmp_path / f"{name}_prepared"}
     assert after - before <= {tmp_path / "deep"}
     assert not (tmp_path / "deep").exists() or list((tmp_path / "deep").iterdir()) in ([folder], [])
 
 
+def _account(archive: Path, monkeypatch, said: str) -> None:
+    """Prepare a dataset from it: one good clip and a row for each other member, or one sentence and nothing else."""
+    monkeypatch.setattr(ingest, "unpack", lambda path, folder: unpack(path, folder, SMALL))
+    if said.startswith("!"):
+        with pytest.raises(UserError, match=said[1:]):
+            prepare_dataset(archive, archive.with_name("refused"), progress=False)
+        TOTALS["refused_whole"] += 1
+        return
+    rows, report = prepared(archive)
+    assert [row["id"] for row in rows if row["status"] == "accepted"] == ["good"]
+    assert any(said in reason for row in rows for reason in row["reasons"])
+    TOTALS.update({key: report[key] for key in ("seen", *VERDICTS)})
+
+
 def test_a_refused_member_is_a_row_of_the_report(tmp_path, capsys):
-    sound = io.BytesIO()
-    soundfile.write(sound, voice(), 24_000, format="WAV")
     with zipfile.ZipFile(tmp_path / "voice.zip", "w") as packed:
-        packed.writestr("my/wavs/a.wav", sound.getvalue())
-        packed.writestr("my/metadata.csv", f"a|{TEXT}\n")
-        packed.writestr("../evil.wav", sound.getvalue())
+        packed.writestr("my/wavs/a.wav", SOUND)
+        packed.writestr("my/metadata.csv", "a|fine\n")
+        packed.writestr("../evil.wav", SOUND)
     rows, _ = prepared(tmp_path / "voice.zip")
     assert [row["status"] for row in rows] == ["rejected", "accepted"]
     assert "voice.zip: ../evil.wav is left out, its path leads out" in rows[0]["reasons"][0]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["voice.zip", "voice.zip_prepared"]
-    with capsys.disabled():
-        print(f"\nF9 injected={len(ARCHIVES)} escaped=0")
+    tell(capsys, "F9 archives", len(ARCHIVES), TOTALS, refused_whole=TOTALS["refused_whole"])

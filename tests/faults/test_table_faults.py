@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import random
 import string
+from collections import Counter
 
 import pytest
 import soundfile
-from preparing import TEXT, folder_with, prepared, voice
+from preparing import TEXT, VERDICTS, folder_with, prepared, tell, voice
 
 from f5kit.errors import UserError
 from f5kit.tables import read_table
@@ -81,11 +82,15 @@ TABLES = [
 ]  # fmt: skip
 
 
+TOTALS = Counter()
+
+
 @pytest.mark.parametrize("case", TABLES, ids=[row[0] for row in TABLES])
 def test_every_row_of_a_table_is_accounted_for(tmp_path, case):
     name, table, expected, others, *file = case
     soundfile.write(tmp_path / "secret.wav", voice(seed=99), 24_000)
     rows, report = prepared(folder_with(tmp_path / "in", table, table=file[0] if file else "metadata.csv"))
+    TOTALS.update({key: report[key] for key in ("seen", *VERDICTS)})
     letter = {"accepted": "a", "repaired": "r", "rejected": "x"}
     by_source = {row["source"]: row for row in rows if row["source"] and "-2" not in row["id"]}
     said = [reason for row in rows for reason in row["reasons"]]
@@ -120,8 +125,7 @@ def test_a_hundred_scrambled_tables_are_accounted_for(tmp_path, capsys):
         assert sum(line.problem is None and line.name in known for line in found) >= 50 - 9
         seen += len(found)
     assert seen == 5000
-    with capsys.disabled():
-        print(f"\nF8 injected={len(TABLES) + 100} rows={seen} silent=0")
+    tell(capsys, "F8 tables", len(TABLES), TOTALS, scrambled=100, rows_of_them=seen)
 
 
 def test_damaged_arrow_and_parquet_are_one_sentence(tmp_path):
