@@ -72,6 +72,6 @@ $(STAMP): pyproject.toml constraints.txt
 # f5-tts and bigvgan without their dependencies (gradio, torchcodec, pesq and their trees): the models need few of them.
 $(PARITY)/.installed: pyproject.toml constraints.txt tests/parity/requirements.txt
 	$(call environment,$(PARITY))
-	$(PARITY)/bin/python -m pip install -q -c constraints.txt -e . -r tests/parity/requirements.txt
+	$(PARITY)/bin/python -m pip install -q -c constraints.txt -e ".[data]" -r tests/parity/requirements.txt
 	$(PARITY)/bin/python -m pip install -q --no-deps f5-tts==1.1.22 bigvgan==2.4.1
 	@touch $@

@@ -149,6 +149,9 @@ def plan_run(
     longest = max(clip.frames for clip in dataset.train)
     total = sum(clip.frames for clip in dataset.train)
     why: dict[str, str] = {"device": host.device_reason}
+    checked = dataset.info["normaliser"]
+    if checked.partition("+")[2] != config.normaliser.partition("+")[2]:
+        why["model"] = f"it reads texts as {config.normaliser}, and the report looked at them as {checked}"
     precision = _choose_precision(precision, host, why)
     optimizer = _choose_optimizer(optimizer, host, why)
     update_frames = update_frames or _choose_update(total, longest, why)

@@ -1,15 +1,10 @@
-"""Preparing recordings: every form of a source, every row accounted for, nothing is half-made or done twice."""
+"""Preparing recordings: every form of a source, every row accounted for, and who is held out."""
 
 from __future__ import annotations
 
 import io
-import os
 import shutil
-import signal
-import subprocess
-import sys
 import tarfile
-import time
 import zipfile
 from pathlib import Path
 
@@ -19,11 +14,15 @@ import torch
 from librivox import INSTALLED, lay_out_librivox, librivox_available
 from preparing import TEXT, folder_with, prepared, voice
 
-from f5kit import cleaning, prepare
+from f5kit import prepare
 from f5kit.audio import log_mel, read_audio
+from f5kit.checkpoint import export_model, find_preset, fresh_model, load_model
 from f5kit.errors import UserError
+from f5kit.host import detect_host
 from f5kit.journal import Journal
+from f5kit.plan import plan_run
 from f5kit.prepare import prepare_dataset
+from f5kit.text import Tokenizer
 from f5kit.verdicts import split
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # short clips are no work to share
@@ -167,6 +166,26 @@ def test_real_human_speech_is_prepared(tmp_path):
     assert 15 < report["seconds"] < 60 and report["characters_per_second"]["outliers"] == {}
 
 
+def test_one_normaliser_checks_trains_and_speaks(tmp_path):
+    """It is recorded in the dataset and in a checkpoint, and both read a number as the same letters."""
+    lines = [f"a{n}|Tôi có {n}21 con mèo." for n in (1, 2, 3)]
+    reading = "basic+numbers:vi+lower"
+    dataset = prepare_dataset(folder_with(tmp_path / "in", lines), tmp_path / "out", normaliser=reading, progress=False)
+    assert dataset.info["normaliser"] == reading and dataset.clips[0].text == "Tôi có 121 con mèo."
+    assert not any("digits" in row["flags"] for row in dataset.rows())
+    tokenizer = Tokenizer.load(dataset.folder / "vocab.txt", dataset.info["tokenizer"], reading)
+    assert tokenizer.hash == dataset.info["tokenizer_hash"]
+    config = find_preset("tiny").replace(vocab_size=len(tokenizer.vocab))
+    plan = plan_run("tiny", dataset, detect_host("cpu"), updates=2)
+    assert "looked at them as basic+numbers:vi+lower" in str(plan)
+    model = fresh_model(config, tokenizer)
+    export_model(model, tmp_path / "voice", torch.float32)
+    speaking = load_model(tmp_path / "voice").tokenizer
+    assert (speaking.normaliser, speaking.hash) == (reading, tokenizer.hash)
+    batch = dataset.batch(dataset.clips[:1], model.tokenizer)
+    assert batch.text[0].tolist() == speaking.encode("tôi có một trăm hai mươi mốt con mèo.")
+
+
 # --- the split ------------------------------------------------------------------------------------
 
 
@@ -218,165 +237,6 @@ def test_as_many_clips_are_held_out_as_asked(tmp_path):
         assert report["heldout"] == held == sum(row["split"] == "heldout" for row in rows)
     with pytest.raises(UserError, match="heldout is -1"):
         prepare_dataset(source, tmp_path / "out", heldout=-1)
-
-
-# --- once, whole, or not at all -------------------------------------------------------------------
-
-
-def test_prepared_again_it_is_opened_and_changed_it_is_made_anew(tmp_path, monkeypatch):
-    source = folder_with(tmp_path / "in", GOOD)
-    first = prepare_dataset(source, tmp_path / "out", progress=False)
-    made = (tmp_path / "out" / "manifest.jsonl").stat().st_mtime_ns
-    again = prepare_dataset(source, tmp_path / "out", progress=False)
-    assert (tmp_path / "out" / "manifest.jsonl").stat().st_mtime_ns == made
-    assert again.manifest_hash == first.manifest_hash
-    # The same sound and text give the same manifest anywhere.
-    assert prepare_dataset(source, tmp_path / "elsewhere", progress=False).manifest_hash == first.manifest_hash
-    (source / "metadata.csv").write_text("\n".join([f"a1|{TEXT} Yes.", *GOOD[1:]]))
-    changed = prepare_dataset(source, tmp_path / "out", progress=False)
-    assert changed.manifest_hash != first.manifest_hash
-    assert prepare_dataset(source, tmp_path / "out", max_seconds=9, progress=False).info != changed.info
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["elsewhere", "in", "out"]
-
-
-def test_a_dataset_that_lost_a_clip_is_made_again(tmp_path):
-    source = folder_with(tmp_path / "in", GOOD)
-    dataset = prepare_dataset(source, tmp_path / "out", progress=False)
-    dataset.path(dataset.clips[0]).unlink()
-    assert len(prepare_dataset(source, tmp_path / "out", progress=False).clips) == 3
-
-
-def counting_clips(monkeypatch) -> list[str]:
-    """The clips that are written from now on."""
-    real, written = cleaning.write_audio, []
-
-    def write(path, *args):
-        written.append(Path(path).stem)
-        return real(path, *args)
-
-    monkeypatch.setattr(cleaning, "write_audio", write)
-    return written
-
-
-def test_only_what_is_new_or_changed_is_worked_on(tmp_path, monkeypatch):
-    source = folder_with(tmp_path / "in", [f"a{n}|{TEXT}" for n in range(1, 9)], clips=8)
-    first = prepare_dataset(source, tmp_path / "out", progress=False)
-    mels = {clip.id: first.mel(clip) for clip in first.clips}
-    written = counting_clips(monkeypatch)
-    soundfile.write(source / "wavs" / "a3.wav", voice(seed=33), 24_000)
-    soundfile.write(source / "wavs" / "a9.wav", voice(seed=9), 24_000)
-    (source / "wavs" / "a5.wav").unlink()
-    os.utime(source / "wavs" / "a6.wav", ns=(1, 1))  # touched, and the same
-    rows = [f"a{n}|{TEXT}" for n in (1, 2, 3, 4, 6, 7, 8, 9)]
-    (source / "metadata.csv").write_text("\n".join([*rows[:6], "a8|Other words now.", rows[7]]))
-    second = prepare_dataset(source, tmp_path / "out", progress=False)
-    assert sorted(written) == ["a3", "a9"]
-    assert [clip.id for clip in second.clips] == ["a1", "a2", "a3", "a4", "a6", "a7", "a8", "a9"]
-    assert not (second.folder / "clips" / "a5.flac").exists()
-    assert next(clip.text for clip in second.clips if clip.id == "a8") == "Other words now."
-    for clip in second.clips:
-        expected = log_mel(read_audio(second.path(clip)))
-        torch.testing.assert_close(second.mel(clip), expected, atol=0.005, rtol=0)
-        assert clip.id in ("a3", "a9") or torch.equal(second.mel(clip), mels[clip.id])
-
-
-def test_a_clip_taken_out_by_the_user_stays_out(tmp_path):
-    source = folder_with(tmp_path / "in", GOOD)
-    dataset = prepare_dataset(source, tmp_path / "out", progress=False)
-    (dataset.folder / "decisions.json").write_text('{"drop": ["a2"]}')
-    for _ in range(2):  # and again, from a folder that was replaced
-        dataset = prepare_dataset(source, tmp_path / "out", progress=False)
-        assert [clip.id for clip in dataset.clips] == ["a1", "a3"]
-        assert "taken out by you" in dataset.rows()[1]["reasons"][0]
-
-
-def test_a_failed_preparation_leaves_the_old_dataset_and_goes_on_later(tmp_path, monkeypatch):
-    source = folder_with(tmp_path / "in", GOOD)
-    first = prepare_dataset(source, tmp_path / "out", progress=False)
-    real, calls = cleaning.write_audio, []
-
-    def fails_at_the_second(*args):
-        calls.append(args)
-        if len(calls) == 2:
-            raise OSError("No space left on device")
-        return real(*args)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(cleaning, "write_audio", fails_at_the_second)
-        with pytest.raises(OSError, match="No space"):
-            prepare_dataset(source, tmp_path / "out", loudness=-20, progress=False)
-    assert prepare.load_dataset(tmp_path / "out").manifest_hash == first.manifest_hash
-    written = counting_clips(monkeypatch)
-    prepare_dataset(source, tmp_path / "out", loudness=-20, progress=False)
-    assert written == ["a2", "a3"]
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"]
-
-
-SLOW = """
-import time
-from f5kit import cleaning, prepare
-real = cleaning.write_audio
-def slowly(*args):
-    time.sleep(0.05)
-    return real(*args)
-cleaning.write_audio = slowly
-prepare.prepare_dataset({source!r}, {out!r}, progress=False)
-"""
-
-
-def test_killed_again_and_again_it_continues(tmp_path, monkeypatch):
-    clips = 40
-    source = folder_with(tmp_path / "in", [f"a{n}|{TEXT} And {n}." for n in range(1, clips + 1)], clips=clips)
-    whole = prepare_dataset(source, tmp_path / "at_once", progress=False)
-    for kills in (8, 24):  # after so many clips
-        child = subprocess.Popen([sys.executable, "-c", SLOW.format(source=str(source), out=str(tmp_path / "out"))])
-        deadline = time.monotonic() + 120
-        while len(list(tmp_path.glob(".out.partial/clips/a*.flac"))) < kills:
-            assert child.poll() is None and time.monotonic() < deadline
-            time.sleep(0.02)
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        assert not (tmp_path / "out").exists()
-    written = counting_clips(monkeypatch)
-    dataset = prepare_dataset(source, tmp_path / "out", progress=False)
-    assert 0 < len(written) < clips
-    assert dataset.manifest_hash == whole.manifest_hash
-    assert all(torch.equal(dataset.mel(a), whole.mel(b)) for a, b in zip(dataset.clips, whole.clips, strict=True))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["at_once", "in", "out"]
-
-
-def test_two_at_a_time_are_refused(tmp_path):
-    source = folder_with(tmp_path / "in", GOOD)
-    (tmp_path / ".out.partial").mkdir()
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        (tmp_path / ".out.partial" / "lock").write_text(str(other.pid))
-        with pytest.raises(UserError, match=f"prepared by process {other.pid}"):
-            prepare_dataset(source, tmp_path / "out", progress=False)
-    finally:
-        other.kill()
-        other.wait()
-    assert len(prepare_dataset(source, tmp_path / "out", progress=False).clips) == 3
-
-
-def test_processes_give_what_one_process_gives_and_a_crash_is_a_row(tmp_path, monkeypatch):
-    source = folder_with(tmp_path / "in", [f"a{n}|{TEXT} And {n}." for n in range(1, 13)], clips=12)
-    one = prepare_dataset(source, tmp_path / "one", jobs=1, progress=False)
-    two = prepare_dataset(source, tmp_path / "two", jobs=2, progress=False)
-    assert one.manifest_hash == two.manifest_hash
-    tasks = [cleaning.Task(f"t{n}", Suicidal() if n == 5 else source / "wavs" / f"a{n}.wav", f"a{n}", True)
-             for n in range(1, 10)]  # fmt: skip
-    results = list(cleaning.spread(tasks, tmp_path / "crash", cleaning.Options(), 2))
-    assert sorted(result.id for result in results) == [f"t{n}" for n in range(1, 10)]
-    problems = {result.id: result.clips[0].problem for result in results}
-    assert "ends the process that reads it" in problems.pop("t5") and not any(problems.values())
-
-
-class Suicidal:
-    """Stands for a recording at which a decoder crashes."""
-
-    def is_file(self):
-        os.kill(os.getpid(), 9)
 
 
 # --- forms of a source ----------------------------------------------------------------------------

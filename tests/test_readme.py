@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,21 @@ def test_figures_are_those_of_the_recorded_run():
     assert f"took {minutes:.1f} minutes, and the second time {again:.1f} minutes" in text
     assert f"fell from {losses['start']:.2f} to {losses['end']:.2f}" in text
     assert f"reaches {record['loss_of_averages']:.2f}" in text
+
+
+def test_preparation_is_as_fast_as_the_readme_says_and_as_it_must_be():
+    record = json.loads((ROOT / "benchmarks" / "results" / "prepare.json").read_text())
+    assert {"command", "commit", "date", "hardware", "versions"} <= record.keys()
+    real_time = statistics.median(run["times_real_time"] for run in record["road"])
+    memory = max(run["memory_above_libraries_mb"] for run in record["road"])
+    reads, growth = record["cache"]["median"], record["bytes_per_further_clip"]
+    assert f"{real_time:.0f} times real time, {memory:.0f} MB above the libraries" in README
+    assert f"| {reads:,.0f} a second |" in README and f"| {growth / 1000:.1f} KB |" in README
+    theirs = {key: statistics.median(run[key] for run in record["upstream"]) for key in record["upstream"][0]}
+    assert f"in {theirs['seconds']:.2f} s |" in README
+    assert f"| {theirs['read_clips_per_second']:.0f} a second, each decoded" in README
+    assert min(run["times_real_time"] for run in record["road"]) >= 60 and memory < 1000 and reads >= 10_000
+    assert [run["clips"] for run in record["rows"]] == [1_000, 10_000, 100_000] and growth < 10_000
 
 
 def test_the_probe_named_as_many_as_the_readme_says():
