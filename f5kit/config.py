@@ -82,7 +82,8 @@ class ModelConfig:
     average_upsampling: bool = False
     """Spread the text over the item's frames in place of leaving it at the start."""
     letter_lengths: bool = False
-    """Spread it by how long the text blocks expect each letter to last, and not evenly. Needs average_upsampling."""
+    """Spread it by how long each letter lasts, and not evenly: aligned where the mel is known, and expected by the text
+    blocks where it is not (Glow-TTS, arXiv 2005.11129). Needs average_upsampling."""
     pe_attn_head: int | None = None
     """How many heads get rotary positions: None is all (v1), 1 is the first only (v0)."""
     qk_norm: str | None = None

@@ -73,6 +73,9 @@ class Batch:
     """Which batch of the run this is part of; with `positions` it keys the randomness."""
     positions: Tensor
     """b, each clip's place in the whole batch of that step."""
+    letter_lengths: Tensor | None = None
+    """b nt, frames that each letter lasts, for models that spread their text by them; below 0 for an item where that is
+    unknown and to be searched for."""
 
     @property
     def mask(self) -> Tensor | None:

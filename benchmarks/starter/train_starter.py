@@ -4,7 +4,7 @@
 
 It can be stopped at any time and started again, and goes on from its newest checkpoint. Three things are special:
 
-- In training only, a teacher who knows the synthesiser's own times (phonemes.py) tells how long each letter lasts, and
+- In training only, a teacher who knows the synthesiser's own times (phonemes.py) spreads the letters as they were said, and
   asks the text embedding and a middle block which phoneme each frame says. So spelling and timing are learned at every
   noise level, far sooner than from the flow-matching loss alone (results/starter_trials.json).
 - Muon in place of AdamW for the blocks' matrices.
@@ -102,6 +102,7 @@ class StarterTrainer(Trainer):
         batch = self.dataset.batch([self._clips[i] for i in members], self.model.tokenizer, step)
         n = next(n for n in SHAPES if batch.mel.shape[1] <= n)
         batch.mel = F.pad(batch.mel, (0, 0, 0, n - batch.mel.shape[1]))
+        batch.letter_lengths = self._guide.letter_lengths(batch)
         yield batch, draw(batch, self.config.seed)
 
     def said(self) -> str:
@@ -132,7 +133,7 @@ def main() -> None:
         export_model(fresh_model(PRESETS["starter"], Tokenizer(english_vocab()), SEED), fresh, dtype=torch.float32)
     train = TrainConfig(
         updates=args.updates, learning_rate=args.learning_rate, warmup_updates=100, update_frames=args.update_frames,
-        micro_frames=args.update_frames, ema_horizon=args.updates // 20, evaluate_every=250, save_every=250,
+        micro_frames=args.update_frames, ema_horizon=args.updates // 20, evaluate_every=500, save_every=500,
         keep_checkpoints=2, precision=args.precision, seed=SEED,
     )  # fmt: skip
     plan = replace(plan_run(str(fresh), dataset, detect_host(), updates=args.updates), train=train)
