@@ -3,7 +3,7 @@
     python benchmarks/judge_starter.py CORPUS --sentences 200 --processes 2
 
     # the demo's finetuned voice, and what the starter voice made of its reference before
-    python benchmarks/judge_starter.py CORPUS --split demo --sentences 60 --model runs/demo/runs/my_voice --before starter \
+    python benchmarks/judge_starter.py CORPUS --split demo --model runs/demo/runs/my_voice --before starter \
         --processes 2 --out benchmarks/results/judge_demo.json
 
 CORPUS/heldout and CORPUS/demo hold metadata.csv (name|text) and wavs/, as make_corpus.py leaves them. Writes

@@ -2,8 +2,9 @@
 
     b  items    n  mel frames    nt  letters
 
-For models that spread their text by how long each letter lasts (ModelConfig.letter_lengths). Where the mel is known, as in
-training and for a reference, the lengths are read off it here; where it is still to be spoken, the model expects them.
+For models that spread their text by how long each letter lasts (ModelConfig.letter_lengths). Where the mel is known, as
+in training and for a reference, the lengths are read off it here; where it is still to be spoken, the model expects
+them.
 
 Source: Glow-TTS, arXiv 2005.11129, section 3.2 and algorithm 1.
 """
@@ -17,8 +18,8 @@ from torch import Tensor
 
 @torch.no_grad()
 def monotonic_lengths(score: Tensor, letters: Tensor, frames: Tensor) -> Tensor:
-    """The frames that each letter lasts, (b nt): of all ways to say the letters in order, at least a frame each, the one
-    with the highest sum of scores.
+    """The frames that each letter lasts, (b nt): of all ways to say the letters in order, at least a frame each, the
+    one with the highest sum of scores.
 
     score (b nt n) says how well a letter fits a frame; letters and frames (b) count what belongs to an item. An item of
     fewer frames than letters has them share its frames evenly.

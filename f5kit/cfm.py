@@ -142,8 +142,8 @@ class CFM(nn.Module):
         """The flow-matching loss (F5-TTS, equation 4), SUMMED over the bins of the missing frames.
 
         Divide by `draws.span.sum() * d` for the mean that upstream reports. The trainer divides once, by the count of
-        the whole update, so that the result does not depend on how the update was cut into batches. A model that spreads
-        its text by the lengths of letters is told them, and in training asked for them too.
+        the whole update, so that the result does not depend on how the update was cut into batches. A model that
+        spreads its text by the lengths of letters is told them, and in training asked for them too.
         """
         mask = batch.mask
         x1 = zero_outside(self.scale(batch.mel), mask)

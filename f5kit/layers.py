@@ -286,8 +286,8 @@ class TextEmbedding(nn.Module):
     def align(
         self, text: Tensor, mel: Tensor, mask: Tensor | None, known: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The frames (b nt) that the letters of text (b nt) last in mel (b n d), and how wrong the two layers are there:
-        squared errors, summed over the mel's bins.
+        """The frames (b nt) that the letters of text (b nt) last in mel (b n d), and how wrong the two layers are
+        there: squared errors, summed over the mel's bins.
 
         `known` (b nt) are lengths that need no search, below 0 for an item that has none.
         """
@@ -337,8 +337,8 @@ def relative(mel: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def spread_by_length(x: Tensor, lengths: Tensor, mask: Tensor) -> Tensor:
-    """Repeat the letters' vectors of x (b nt dt) over the item's frames, mask (b n), in proportion to `lengths` (b nt), 0
-    behind the text. Each frame takes the letter that is being said at its middle."""
+    """Repeat the letters' vectors of x (b nt dt) over the item's frames, mask (b n), in proportion to `lengths` (b nt),
+    0 behind the text. Each frame takes the letter that is being said at its middle."""
     b, n = mask.shape
     end = lengths.cumsum(1)  # b nt
     middle = (torch.arange(n, device=x.device) + 0.5) / mask.sum(1, keepdim=True) * end[:, -1:]  # b n, as the lengths

@@ -41,8 +41,8 @@ def test_a_letter_without_length_is_passed_over():
 def test_equal_lengths_are_an_even_spread():
     x = torch.randn(1, 60, 4)
     x[:, 12:] = 0
-    letters = torch.arange(60)[None] < 12
-    assert torch.equal(spread_by_length(x, letters.float(), torch.ones(1, 60, dtype=torch.bool)), spread(x, letters, None))
+    letters, own = torch.arange(60)[None] < 12, torch.ones(1, 60, dtype=torch.bool)
+    assert torch.equal(spread_by_length(x, letters.float(), own), spread(x, letters, None))
 
 
 def test_the_lengths_of_a_text_do_not_depend_on_what_it_is_padded_to():

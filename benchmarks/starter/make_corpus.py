@@ -11,9 +11,9 @@ Writes below the folder:
     manifest.jsonl                           a row a clip: voice, text and its source, seconds, phonemes and their times
 
 The texts are the State of the Union addresses and Moby-Dick, both in the public domain, from two packages of the npm
-registry, and everyday phrases written for f5kit (phrases.py). Speakers and licences are in README.md. No training clip is
-the demo voice's (`awb`). The synthesisers have no randomness: the same packages make the same samples. It can be stopped
-and started again: what has been made is kept.
+registry, and everyday phrases written for f5kit (phrases.py). Speakers and licences are in README.md. No training clip
+is the demo voice's (`awb`). The synthesisers have no randomness: the same packages make the same samples. It can be
+stopped and started again: what has been made is kept.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def train_clips(books: dict[str, str], hours: float) -> list[Clip]:
 
 
 def heldout_clips(books: dict[str, str]) -> list[Clip]:
-    """Whole sentences of 5 to 14 words from the latest addresses, a few from each, and some of them by the demo voice."""
+    """Whole sentences of 5 to 14 words from the latest addresses, a few from each; some by the demo voice too."""
     rng = random.Random("starter heldout")
     texts = [
         (text, title)

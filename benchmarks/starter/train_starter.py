@@ -4,9 +4,9 @@
 
 It can be stopped at any time and started again, and goes on from its newest checkpoint. Three things are special:
 
-- In training only, a teacher who knows the synthesiser's own times (phonemes.py) spreads the letters as they were said, and
-  asks the text embedding and a middle block which phoneme each frame says. So spelling and timing are learned at every
-  noise level, far sooner than from the flow-matching loss alone (results/starter_trials.json).
+- In training only, a teacher who knows the synthesiser's own times (phonemes.py) spreads the letters as they were
+  said, and asks the text embedding and a middle block which phoneme each frame says. So spelling and timing are learned
+  at every noise level, far sooner than from the flow-matching loss alone (results/starter_trials.json).
 - Muon in place of AdamW for the blocks' matrices.
 - All batches have one of five shapes, so that the compiled blocks serve the whole run.
 """
