@@ -25,6 +25,7 @@ _HOME = {  # public name -> the module it lives in
     "load_vocoder": "vocoder",
     "load_dataset": "data",
     "prepare_dataset": "prepare",
+    "load_transcriber": "transcribe",
     "CFM": "cfm",
     "load_model": "checkpoint",
     "readings": "checkpoint",

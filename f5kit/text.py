@@ -31,23 +31,23 @@ def normalise(text: str, name: str = "basic") -> str:
 
     "basic": Unicode NFC, typographic quotes and dashes made plain, runs of white space made one space, ends trimmed.
     Digits and letters of every script stay as they are. "published": the same, with the typography left alone, which
-    upstream's published models know. "none": the text itself. "+numbers:vi" behind any of them reads numbers out in
-    that language, as in "basic+numbers:vi" (`f5kit.numerals` has the languages).
+    upstream's published models know. "none": the text itself. Steps may follow: "+numbers:vi" reads numbers out in that
+    language, as in "basic+numbers:vi" (`f5kit.numerals` has the languages), and "+lower" makes all letters small.
 
     Raises UserError for a name this version does not know.
     """
     name, *steps = name.split("+")
-    if name not in NORMALISERS or any(not step.startswith("numbers:") for step in steps):
+    if name not in NORMALISERS or any(step != "lower" and not step.startswith("numbers:") for step in steps):
         known = ", ".join(NORMALISERS)
         raise UserError(
             f"there is no text normaliser {'+'.join([name, *steps])!r}; the normalisers are {known}, "
-            "and any of them with numbers read out, as in basic+numbers:vi"
+            "and any of them with numbers read out or in small letters, as in basic+numbers:vi+lower"
         )
     if name != "none":
         text = unicodedata.normalize("NFC", text)
         text = " ".join((text.translate(_PLAIN) if name == "basic" else text.translate(_INVISIBLE)).split())
     for step in steps:
-        text = read_numbers(text, step.removeprefix("numbers:"))
+        text = text.lower() if step == "lower" else read_numbers(text, step.removeprefix("numbers:"))
     return text
 
 

@@ -90,7 +90,8 @@ def test_normalisers_are_known_by_name():
     assert normalise("“Tʼa — a” …", "published") == "“Tʼa — a” …"
     assert normalise(" a\u00a0 b\u200b e\u0301", "published") == "a b é"
     assert normalise("có 21 con", "basic+numbers:vi") == "có hai mươi mốt con"
-    for name in ("fancy", "basic+lower", "basic+numbers:xx"):
+    assert normalise("Có 21 CON", "basic+numbers:vi+lower") == "có hai mươi mốt con"
+    for name in ("fancy", "basic+upper", "basic+numbers:xx"):
         with pytest.raises(UserError, match="normaliser|numbers can't be read in 'xx'"):
             normalise("1", name)
         if name != "basic+numbers:xx":
