@@ -69,6 +69,8 @@ class RunPlan:
     """Memory and disk suffice."""
     reasons: dict[str, str]
     """Why, by the name of the row."""
+    derived: tuple[str, ...] = ()
+    """Settings of `train` that were derived, not asked for: a run that is resumed elsewhere keeps its own."""
 
     def to_dict(self) -> dict:
         """Plain values, ready for JSON."""
@@ -169,6 +171,8 @@ def plan_run(
         save_every=max(updates // 4, 1), optimizer=optimizer, precision=precision, checkpointing=checkpointing,
         seed=seed,
     )  # fmt: skip
+    asked = {"updates": "updates", "learning_rate": "learning rate", "optimizer": "optimizer", "precision": "precision"}
+    derived = ("warmup_updates", "ema_horizon", *(k for k, row in asked.items() if why[row] != "as given"))
     peak = memory.peak_gb(micro_frames, checkpointing)
     checkpoint_gb = parameters * (8 + _OPTIMIZER_BYTES[optimizer]) / _GIB
     disk = checkpoint_gb * (train.keep_checkpoints + 2) + total * config.mel.n_mels * 4 / _GIB
@@ -181,6 +185,7 @@ def plan_run(
         model=model, train=train, parameters=parameters, device=host.device, device_name=host.device_name,
         accumulation=math.ceil(update_frames / micro_frames), predicted_peak_gb=peak, measured_peak_gb=None,
         seconds_per_update=seconds, minutes=seconds * updates / 60, disk_gb=disk, fits=fits, reasons=why,
+        derived=derived,
     )  # fmt: skip
 
 

@@ -28,8 +28,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 LAYERS = {
     -1: "errors",
     0: "config host pinyin numerals",
-    1: "audio text weights layers ode optim readings",
-    2: "dit unett mmdit vocoder data ingest asr scores",
+    1: "audio text weights layers ode optim readings lock interrupts recovery gauges processes",
+    2: "dit unett mmdit vocoder data ingest asr scores runs",
     3: "cfm prepare lora report",
     4: "checkpoint",
     5: "plan trainer inference card convert probe vocab",
