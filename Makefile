@@ -3,7 +3,7 @@
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test parity notebooks lint clean
+.PHONY: help demo test faults parity notebooks lint clean
 .DELETE_ON_ERROR:
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10))
@@ -20,6 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:
 	@echo "make demo       run the notebooks offline on the embedded voice; sound and report land in runs/demo/"
 	@echo "make test       lint, unit tests, every notebook"
+	@echo "make faults     kills, full disks, rotten bits and worse; one line a kind"
 	@echo "make parity     compare live with the f5-tts package"
 	@echo "make notebooks  write notebooks/*.ipynb from notebooks/source/"
 	@echo "make lint       ruff on code and notebooks"
@@ -30,9 +31,12 @@ demo: $(STAMP)
 
 test: lint
 	@echo "== unit tests"
-	$(PY) -m pytest tests $(addprefix --ignore=,$(wildcard $(NOTEBOOK_TESTS))) --durations=5
+	$(PY) -m pytest tests --ignore=tests/faults $(addprefix --ignore=,$(wildcard $(NOTEBOOK_TESTS))) --durations=5
 	@echo "== notebooks"
 	$(PY) -m pytest $(wildcard $(NOTEBOOK_TESTS)) --durations=5
+
+faults: $(STAMP)
+	$(PY) -m pytest tests/faults -q
 
 parity: $(PARITY)/.installed
 	$(PARITY)/bin/python tests/parity/compare_text.py

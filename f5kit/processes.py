@@ -70,4 +70,9 @@ def total(value: float, device: torch.device) -> float:
 
 def together() -> bool:
     """Whether there are other processes."""
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return joined() and dist.get_world_size() > 1
+
+
+def joined() -> bool:
+    """Whether this process has met others, or would have."""
+    return dist.is_available() and dist.is_initialized()

@@ -39,7 +39,7 @@ from f5kit.gauges import read_gauges
 from f5kit.interrupts import Interrupts
 from f5kit.lock import RunLock
 from f5kit.optim import EMA, build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
-from f5kit.processes import highest, shares, sum_gradients, total
+from f5kit.processes import highest, joined, shares, sum_gradients, total
 from f5kit.recovery import SCALE_FLOOR, Recovery, shortage_of, would_fit
 from f5kit.runs import Checkpoint, RunFolder, relative_path
 from f5kit.weights import read_tensors, write_json
@@ -128,7 +128,7 @@ class Trainer:
         from accelerate import PartialState
         from accelerate.state import AcceleratorState
 
-        AcceleratorState._reset_state(reset_partial_state=not torch.distributed.is_initialized())
+        AcceleratorState._reset_state(reset_partial_state=not joined())
         self.process = PartialState(cpu=self.plan.device == "cpu")
 
     def _open_run(self) -> None:

@@ -33,7 +33,7 @@ LAYERS = {
     3: "cfm prepare lora report",
     4: "checkpoint",
     5: "plan trainer inference card convert probe vocab",
-    6: "evaluate judge hub log widgets serve",
+    6: "evaluate judge hub log widgets serve launch",
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names.split()}
 # Modules that belong to a host or come with ipywidgets, and so are nobody's dependency; and bigvgan, which is installed
