@@ -194,6 +194,14 @@ class TrainConfig:
     """Largest norm of the gradient of one update."""
     seed: int = 0
     """Keys the data order and all randomness."""
+    workers: int = 1
+    """Threads that make batches ahead; 0 makes them when they are due."""
+    sample_every: int = 0
+    """Updates between two sets of spoken samples; 0: with each checkpoint."""
+    patience: int = 0
+    """Evaluations without a lower held-out loss after which the run ends; 0: never."""
+    keep_every: int = 0
+    """Checkpoints at multiples of this many updates are kept for ever; 0: none."""
 
     def __post_init__(self):
         _one_of("TrainConfig", "optimizer", self.optimizer, OPTIMIZERS)

@@ -73,15 +73,16 @@ class StarterTrainer(Trainer):
         flow = self._forward
         self._forward = lambda batch, draws: flow(batch, draws) + self._guide.loss(batch, draws)
 
-    def _apply(self):
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
-        if norm.isfinite():
-            self._guide_optimizer.step()
-            self._muon.param_groups[0]["lr"] = learning_rate(self.update, self.config)
-            self._muon.step()
-            for p in self._matrices:  # AdamW passes over what has no gradient
-                p.grad = None
+    def _gradients(self, *args):
         self._guide_optimizer.zero_grad()
+        return super()._gradients(*args)
+
+    def _apply(self) -> float:
+        self._guide_optimizer.step()
+        self._muon.param_groups[0]["lr"] = learning_rate(self.update, self.config)
+        self._muon.step()
+        for p in self._matrices:  # AdamW passes over what has no gradient
+            p.grad = None
         return super()._apply()
 
     def _setup_data(self) -> None:
