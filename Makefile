@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:
 	@echo "make demo       run the notebooks offline on the embedded voice; sound and report land in runs/demo/"
 	@echo "make test       lint, unit tests, every notebook"
-	@echo "make faults     broken recordings, tables and archives; one line a kind"
+	@echo "make faults     broken inputs, kills, full disks, rotten bits and worse; one line a kind"
 	@echo "make parity     compare live with the f5-tts package"
 	@echo "make notebooks  write notebooks/*.ipynb from notebooks/source/"
 	@echo "make lint       ruff on code and notebooks"

@@ -33,7 +33,7 @@ _HOME = {  # public name -> the module it lives in
     "convert_model": "convert",
     "export_model": "checkpoint",
     "extend_vocab": "vocab",
-    "RunFolder": "checkpoint",
+    "RunFolder": "runs",
     "plan_run": "plan",
     "Trainer": "trainer",
     "Voice": "inference",

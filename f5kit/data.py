@@ -20,9 +20,13 @@ import hashlib
 import json
 import random
 import statistics
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -76,6 +80,9 @@ class Batch:
     """Which batch of the run this is part of; with `positions` it keys the randomness."""
     positions: Tensor
     """b, each clip's place in the whole batch of that step."""
+    letter_lengths: Tensor | None = None
+    """b nt, frames that each letter lasts, for models that spread their text by them; below 0 for an item where that is
+    unknown and to be searched for."""
 
     @property
     def mask(self) -> Tensor | None:
@@ -323,3 +330,20 @@ def micro_batches(members: Sequence[int], frames: Sequence[int], budget: int) ->
     lengths = [frames[i] for i in members]
     return group(sorted(range(len(members)), key=lambda p: -lengths[p]), lengths, budget)
 
+
+
+def ahead(items: Iterable, make: Callable, workers: int) -> Iterator[tuple]:
+    """(item, make(item)) in order, made by `workers` threads up to twice as many items ahead; 0: when it is due."""
+    if workers == 0:
+        yield from ((item, make(item)) for item in items)
+        return
+    items = iter(items)
+    with ThreadPoolExecutor(workers, thread_name_prefix="batches") as pool:
+        waiting = deque((item, pool.submit(make, item)) for item in islice(items, 2 * workers))
+        try:
+            while waiting:
+                item, made = waiting.popleft()
+                waiting.extend((later, pool.submit(make, later)) for later in islice(items, 1))
+                yield item, made.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)

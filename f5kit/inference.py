@@ -142,13 +142,20 @@ class Voice:
             raise UserError(f"steps is {steps}; the solver needs at least 1")
         self.model.tokenizer.encode(text)
 
-    def _frames(self, text: str) -> float:
-        """Frames a text takes at the reference's pace: by characters, or as the model expects its letters to last."""
-        given, tokenizer = self.reference.text, self.model.tokenizer
-        lengths = self.model.letter_lengths(tokenizer.encode(f"{given} {text}"))
-        before = len(tokenizer.encode(given))
-        share = len(text) / len(given) if lengths is None else lengths[before + 1 :].sum() / lengths[:before].sum()
-        return float(len(self.reference.mel) * share)
+    def _timing(self, text: str, speed: float) -> tuple[list[int], float, Tensor | None]:
+        """The tokens of reference and text, the frames the text takes, and those of each token where the model knows.
+
+        The reference's pace is kept: by characters, or as the model expects its letters to last.
+        """
+        given, mel, tokenizer = self.reference.text, self.reference.mel, self.model.tokenizer
+        tokens, spoken = tokenizer.encode(f"{given} {text}"), len(tokenizer.encode(given)) + 1  # and the space
+        shortest = SHORTEST_CHUNK * self.model.config.mel.frames_per_second
+        lengths = self.model.letter_lengths(tokens, mel, spoken)
+        if lengths is None:
+            return tokens, max(len(mel) * len(text) / len(given) / speed, shortest), None
+        expected = lengths[spoken:].sum()
+        new = max(float(expected) / speed, shortest)
+        return tokens, new, torch.cat((lengths[:spoken], lengths[spoken:] * (new / expected)))
 
     def _longest_text(self, speed: float) -> int:
         """Characters that fit a chunk beside the reference."""
@@ -160,15 +167,13 @@ class Voice:
         from tqdm.auto import tqdm
 
         reference = self.reference.mel.to(self.model.device)
-        shortest = SHORTEST_CHUNK * self.model.config.mel.frames_per_second
         bar = tqdm(total=len(chunks) * steps, desc="speaking", unit="step", disable=not progress, leave=False)
         for i, chunk in enumerate(chunks):
-            tokens = self.model.tokenizer.encode(f"{self.reference.text} {chunk}")
-            new = max(self._frames(chunk) / speed, shortest)
+            tokens, new, lengths = self._timing(chunk, speed)
             with self.autocast():
                 for mel in self.model.sample(  # noqa: B007
                     reference[None], [tokens], [round(len(reference) + new)], steps=steps, cfg_strength=cfg_strength,
-                    sway=sway, seeds=seed + i,
+                    sway=sway, seeds=seed + i, letter_lengths=None if lengths is None else [lengths],
                 ):  # fmt: skip
                     bar.update()
             if not mel.isfinite().all():

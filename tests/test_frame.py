@@ -27,13 +27,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # A file imports only from strictly lower layers. A new file is an edit here, and so is seen in review.
 LAYERS = {
     -1: "errors",
-    0: "config host pinyin numerals media",
-    1: "audio text weights layers ode optim readings archives tables features journal",
-    2: "dit unett mmdit vocoder data ingest slicing audit asr scores",
+    0: "config host pinyin numerals alignment media",
+    1: "audio text weights layers ode optim readings archives tables features journal lock interrupts recovery gauges"
+    " processes",
+    2: "dit unett mmdit vocoder data ingest slicing audit asr scores runs",
     3: "cfm lora report cleaning verdicts workplace transcribe",
     4: "checkpoint summary",
     5: "plan trainer inference card convert probe vocab prepare",
-    6: "evaluate judge hub log widgets serve",
+    6: "evaluate judge hub log widgets serve launch",
     7: "review",
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names.split()}
