@@ -132,16 +132,14 @@ def clean_text(text: str) -> tuple[str, list[str]]:
     return " ".join(kept.split()), ["control characters removed from the text"] if kept != text else []
 
 
-def check_text(text: str, place: str, seconds: float | None = None, frames: int | None = None) -> None:
+def check_text(text: str, place: str, seconds: float, frames: int) -> None:
     """Raises UserError, naming the place, for a text that nobody can read aloud, or not in that time."""
     if not text:
         raise UserError(f"{place}: the text is empty; write what is spoken")
     if not any(c.isalnum() for c in text):
         raise UserError(f"{place}: the text {text[:20]!r} has no letter and no digit; write what is spoken")
-    if seconds is None:
-        return
     pace = len(normalise(text)) / seconds
-    if pace > MAX_CHARACTERS_PER_SECOND or (frames is not None and len(text) > frames):
+    if pace > MAX_CHARACTERS_PER_SECOND or len(text) > frames:
         raise UserError(
             f"{place}: {pace:.0f} characters a second, and speech has up to {MAX_CHARACTERS_PER_SECOND:g}; "
             "the text belongs to another recording, or the recording is cut"

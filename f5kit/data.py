@@ -20,7 +20,6 @@ import hashlib
 import json
 import random
 import statistics
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""One writer for a run folder: a lock that a second run meets at once and that a dead run leaves to the next.
+"""One writer for a folder: a lock that a second run meets at once and that a dead run leaves to the next.
 
 The system's own file lock (flock) ends with its process, however that ended, so nothing can be stale. Some network
 drives have no such lock; there the file's text decides: its holder counts as gone when its process is, or, on another
@@ -20,10 +20,11 @@ _GONE_AFTER = 600.0
 
 
 class RunLock:
-    """The lock of a folder, for the time of a with block. Entering raises UserError where another run holds it."""
+    """The lock of a folder, for the time of a with block. Entering raises UserError where another run holds it, which
+    says what is `doing` there."""
 
-    def __init__(self, folder: str | Path):
-        self.path = Path(folder) / "run.lock"
+    def __init__(self, folder: str | Path, doing: str = "trained"):
+        self.path, self._doing = Path(folder) / "run.lock", doing
         self._touched = 0.0
 
     def __enter__(self) -> RunLock:
@@ -35,9 +36,8 @@ class RunLock:
             taken = self._holder_lives()
         if taken:
             self._file.close()
-            raise UserError(
-                f"{self.path.parent} is being trained by {self._holder_name()}: stop that run, or choose another folder"
-            )
+            told = f"{self.path.parent} is being {self._doing} by {self._holder_name()}"
+            raise UserError(f"{told}: stop that run, or choose another folder")
         self._write({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()})
         return self
 

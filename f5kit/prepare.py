@@ -28,11 +28,12 @@ from f5kit.errors import UserError
 from f5kit.features import FeatureWriter, shard_path, write_index
 from f5kit.ingest import Recording, open_source
 from f5kit.journal import Journal, unpacked
+from f5kit.lock import RunLock
 from f5kit.summary import draw_summary, summarise
 from f5kit.text import Tokenizer, normalise
 from f5kit.transcribe import load_transcriber
 from f5kit.verdicts import TextOptions, judge, split
-from f5kit.workplace import check_place, dropped, link, prepared_from, put_in_place, work_folder
+from f5kit.workplace import check_place, dropped, link, partial_folder, prepared_from, put_in_place, work_folder
 
 _SPANS_IN_A_TASK = 16
 _SPARE = 64 << 20  # bytes of the feature cache that may be of no use
@@ -91,36 +92,37 @@ def prepare_dataset(
     texts = TextOptions(language, normaliser, tokenizer, dropped(out))
     if check_texts and transcriber is None:
         raise UserError("check_texts is on and there is no transcriber; give one, from load_transcriber()")
-    folder = work_folder(out)
-    journal, finished = Journal(folder / "journal.sqlite"), False
-    try:
-        root, recordings = open_source(place, folder / "scratch", audio_root, untold=transcriber is not None)
-        _hear_all(journal, place, recordings, root, folder, out, options, speaker, jobs, progress)
-        if transcriber is not None:
-            _transcribe(journal, folder, transcriber, language, check_texts, options, progress)
-        state = _state(journal, options, texts, seed, heldout, name or out.name)
-        if prepared_from(out) == state:
-            with suppress(UserError):  # a folder that lost a clip is made again
-                dataset = load_dataset(out)
-                finished = True
-                return dataset
-        judge(journal, texts)
-        _refuse_empty(journal, source)
-        how = split(journal, seed, heldout)
-        journal.commit()
-        info = {"name": name or out.name, "source": str(source), "source_hash": state, "seed": seed, "split": how}
-        _write(journal, folder, out, info, options, texts)
-        journal.close()
-        put_in_place(folder, out)
-        finished = True
-        return load_dataset(out)
-    finally:
-        with suppress(Exception):
+    with RunLock(partial_folder(out), "prepared") as lock:
+        folder = work_folder(out)
+        journal, finished = Journal(folder / "journal.sqlite"), False
+        try:
+            root, recordings = open_source(place, folder / "scratch", audio_root, untold=transcriber is not None)
+            _hear_all(journal, place, recordings, root, folder, out, options, speaker, jobs, progress)
+            if transcriber is not None:
+                _transcribe(journal, folder, transcriber, language, check_texts, options, progress)
+            state = _state(journal, options, texts, seed, heldout, name or out.name)
+            if prepared_from(out) == state:
+                with suppress(UserError):  # a folder that lost a clip is made again
+                    dataset = load_dataset(out)
+                    finished = True
+                    return dataset
+            judge(journal, texts)
+            _refuse_empty(journal, source)
+            how = split(journal, seed, heldout)
+            journal.commit()
+            info = {"name": name or out.name, "source": str(source), "source_hash": state, "seed": seed, "split": how}
+            _write(journal, folder, info, options, texts)
             journal.close()
-        shutil.rmtree(folder / "scratch", ignore_errors=True)
-        (folder / "lock").unlink(missing_ok=True)
-        if finished or not (folder / "clips").is_dir() or not any((folder / "clips").iterdir()):
-            shutil.rmtree(folder, ignore_errors=True)
+            lock.path.unlink()
+            put_in_place(folder, out)
+            finished = True
+            return load_dataset(out)
+        finally:
+            with suppress(Exception):
+                journal.close()
+            shutil.rmtree(folder / "scratch", ignore_errors=True)
+            if finished or not (folder / "clips").is_dir() or not any((folder / "clips").iterdir()):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 # ---- Hearing
@@ -302,7 +304,7 @@ def _refuse_empty(journal: Journal, source) -> None:
         )
 
 
-def _write(journal: Journal, folder: Path, out: Path, info: dict, options: Options, texts: TextOptions) -> None:
+def _write(journal: Journal, folder: Path, info: dict, options: Options, texts: TextOptions) -> None:
     """manifest.jsonl, report.jsonl, report.json, report.png, vocab.txt, the index of the features, dataset.json."""
     letters: set[str] = set()
     with _lines(folder / "manifest.jsonl") as manifest, _lines(folder / "report.jsonl") as report:

@@ -1,4 +1,4 @@
-"""Where a dataset is made: a hidden folder beside it, locked, that takes its place by one rename."""
+"""Where a dataset is made: a hidden folder beside it that takes its place by one rename."""
 
 from __future__ import annotations
 
@@ -22,16 +22,14 @@ def check_place(source: str | Path, out: Path) -> None:
         raise UserError(f"{out} exists and is no dataset of f5kit; choose another folder, or remove it")
 
 
+def partial_folder(out: Path) -> Path:
+    """The hidden folder beside `out`."""
+    return out.with_name(f".{out.name}.partial")
+
+
 def work_folder(out: Path) -> Path:
-    """The hidden folder beside `out`, locked: as an interrupted run left it, or begun with what `out` knows."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    folder = out.with_name(f".{out.name}.partial")
-    folder.mkdir(exist_ok=True)
-    lock = folder / "lock"
-    other = lock.read_text().strip() if lock.exists() else ""
-    if other.isdecimal() and _is_running(int(other)):
-        raise UserError(f"{out} is being prepared by process {other}; wait for it, or end it")
-    lock.write_text(str(os.getpid()))
+    """That folder as an interrupted run left it, or begun with what `out` knows."""
+    folder = partial_folder(out)
     if not (folder / "journal.sqlite").exists() and read_json(out / "dataset.json").get("format") == FORMAT:
         for kind in (out / "features").glob("*"):
             (folder / "features" / kind.name).mkdir(parents=True, exist_ok=True)
@@ -47,18 +45,6 @@ def work_folder(out: Path) -> Path:
     return folder
 
 
-def _is_running(process: int) -> bool:
-    """Whether another process has that number. In doubt it has."""
-    if process == os.getpid():  # numbers come again, in containers at once
-        return False
-    if os.name == "posix":  # elsewhere the question would end the process
-        try:
-            os.kill(process, 0)
-        except OSError as error:
-            return not isinstance(error, ProcessLookupError)
-    return True
-
-
 def link(path: Path, to: Path) -> None:
     """A second name for a file, or a copy of it where there are no links."""
     try:
@@ -71,7 +57,6 @@ def link(path: Path, to: Path) -> None:
 
 def put_in_place(partial: Path, out: Path) -> None:
     """Rename the finished folder to `out`; what was prepared there before makes way and is removed."""
-    (partial / "lock").unlink(missing_ok=True)
     shutil.rmtree(partial / "scratch", ignore_errors=True)
     old = out.with_name(f".{out.name}.replaced")
     shutil.rmtree(old, ignore_errors=True)

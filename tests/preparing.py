@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from pathlib import Path
 
 import numpy
@@ -33,13 +32,10 @@ def folder_with(path: Path, rows: list[str] | bytes, clips: int = 3, table: str 
     return path
 
 
-def tell(capsys, kind: str, injected: int, totals: Counter, **more) -> None:
-    """Print one line on a kind of faults; what was seen and got no verdict was dropped in silence."""
-    silent = totals["seen"] - sum(totals[name] for name in VERDICTS)
-    counts = {"injected": injected, **{name: totals[name] for name in ("seen", *VERDICTS)}, **more, "silent": silent}
-    with capsys.disabled():
-        print(f"\n{kind} {' '.join(f'{name}={count}' for name, count in counts.items())}")
-    assert silent == 0
+def accounted(totals: dict) -> dict[str, int]:
+    """The figures of a line on faults: verdicts, and what was seen and got none, which would be dropped in silence."""
+    counts = {name: totals[name] for name in ("seen", *VERDICTS)}
+    return {"silent": counts["seen"] - sum(counts[name] for name in VERDICTS), **counts}
 
 
 def prepared(source: Path, **options) -> tuple[list[dict], dict]:

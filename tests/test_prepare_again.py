@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +19,7 @@ from preparing import TEXT, folder_with, prepared, voice
 from f5kit import cleaning, prepare
 from f5kit.audio import log_mel, read_audio
 from f5kit.errors import UserError
+from f5kit.lock import RunLock
 from f5kit.prepare import prepare_dataset
 
 pytestmark = pytest.mark.usefixtures("one_thread")  # short clips are no work to share
@@ -147,17 +150,14 @@ def test_killed_again_and_again_it_continues(tmp_path, monkeypatch):
 
 
 def test_two_at_a_time_are_refused(tmp_path):
+    """Also where a dead process left its number, which another process has now."""
     source = folder_with(tmp_path / "in", GOOD)
-    (tmp_path / ".out.partial").mkdir()
-    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    try:
-        (tmp_path / ".out.partial" / "lock").write_text(str(other.pid))
-        with pytest.raises(UserError, match=f"prepared by process {other.pid}"):
+    with RunLock(tmp_path / ".out.partial"):
+        with pytest.raises(UserError, match=f"is being prepared by process {os.getpid()}"):
             prepare_dataset(source, tmp_path / "out", progress=False)
-    finally:
-        other.kill()
-        other.wait()
+    (tmp_path / ".out.partial" / "run.lock").write_text(json.dumps({"pid": os.getppid(), "host": socket.gethostname()}))
     assert len(prepare_dataset(source, tmp_path / "out", progress=False).clips) == 3
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "out"] and not (tmp_path / "out" / "run.lock").exists()
 
 
 def test_processes_give_what_one_process_gives_and_a_crash_is_a_row(tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import soundfile
-from preparing import VERDICTS, prepared, tell, voice
+from preparing import VERDICTS, accounted, prepared, voice
 
 from f5kit import ingest
 from f5kit.archives import Limits, unpack
@@ -163,15 +163,15 @@ def _account(archive: Path, monkeypatch, said: str) -> None:
     if said.startswith("!"):
         with pytest.raises(UserError, match=said[1:]):
             prepare_dataset(archive, archive.with_name("refused"), progress=False)
-        TOTALS["refused_whole"] += 1
+        TOTALS.update(contained=1, refused_whole=1)
         return
-    rows, report = prepared(archive)
+    rows, summary = prepared(archive)
     assert [row["id"] for row in rows if row["status"] == "accepted"] == ["good"]
     assert any(said in reason for row in rows for reason in row["reasons"])
-    TOTALS.update({key: report[key] for key in ("seen", *VERDICTS)})
+    TOTALS.update({"contained": 1, **{key: summary[key] for key in ("seen", *VERDICTS)}})
 
 
-def test_a_refused_member_is_a_row_of_the_report(tmp_path, capsys):
+def test_a_refused_member_is_a_row_of_the_report(tmp_path, report):
     with zipfile.ZipFile(tmp_path / "voice.zip", "w") as packed:
         packed.writestr("my/wavs/a.wav", SOUND)
         packed.writestr("my/metadata.csv", "a|fine\n")
@@ -180,4 +180,5 @@ def test_a_refused_member_is_a_row_of_the_report(tmp_path, capsys):
     assert [row["status"] for row in rows] == ["rejected", "accepted"]
     assert "voice.zip: ../evil.wav is left out, its path leads out" in rows[0]["reasons"][0]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["voice.zip", "voice.zip_prepared"]
-    tell(capsys, "F9 archives", len(ARCHIVES), TOTALS, refused_whole=TOTALS["refused_whole"])
+    contained, whole = TOTALS["contained"], TOTALS["refused_whole"]
+    report("F9", injected=contained + 1, survived=contained + 1, **accounted(TOTALS), refused_whole=whole)

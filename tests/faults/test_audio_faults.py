@@ -6,13 +6,12 @@ import json
 import os
 import re
 import zlib
-from collections import Counter
 from fractions import Fraction
 
 import numpy
 import pytest
 import soundfile
-from preparing import TEXT, prepared, tell, voice
+from preparing import TEXT, accounted, prepared, voice
 
 from f5kit.audio import read_audio
 
@@ -176,14 +175,14 @@ AUDIO = [
 ]  # fmt: skip
 
 
-def test_every_recording_gets_its_verdict(tmp_path, capsys):
+def test_every_recording_gets_its_verdict(tmp_path, report):
     source = tmp_path / "recordings"
     source.mkdir()
     for name, write, _, _ in AUDIO:
         write(source / name)
     short = {"seconds_0.3.wav": "Yes."}
     (source / "metadata.csv").write_text("".join(f"{name}|{short.get(name, TEXT)}\n" for name, *_ in AUDIO))
-    rows, report = prepared(source)
+    rows, summary = prepared(source)
     by_line = {row["place"]: row for row in rows}
     assert len(rows) == len(AUDIO)
     for line, (name, _, verdict, reason) in enumerate(AUDIO, 1):
@@ -206,5 +205,5 @@ def test_every_recording_gets_its_verdict(tmp_path, capsys):
             if info.frames > 10_000:
                 heard = pyloudnorm.Meter(24_000).integrated_loudness(read_audio(path).numpy())
                 assert heard == pytest.approx(-23, abs=0.2), row
-    tell(capsys, "F7 recordings", len(AUDIO), Counter(report))
-    assert report["seen"] == len(AUDIO) >= 30
+    assert len(AUDIO) >= 30
+    report("F7", injected=len(AUDIO), survived=len(by_line), **accounted(summary))

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 import soundfile
-from preparing import TEXT, VERDICTS, folder_with, prepared, tell, voice
+from preparing import TEXT, VERDICTS, accounted, folder_with, prepared, voice
 
 from f5kit.errors import UserError
 from f5kit.tables import read_table
@@ -89,8 +89,7 @@ TOTALS = Counter()
 def test_every_row_of_a_table_is_accounted_for(tmp_path, case):
     name, table, expected, others, *file = case
     soundfile.write(tmp_path / "secret.wav", voice(seed=99), 24_000)
-    rows, report = prepared(folder_with(tmp_path / "in", table, table=file[0] if file else "metadata.csv"))
-    TOTALS.update({key: report[key] for key in ("seen", *VERDICTS)})
+    rows, summary = prepared(folder_with(tmp_path / "in", table, table=file[0] if file else "metadata.csv"))
     letter = {"accepted": "a", "repaired": "r", "rejected": "x"}
     by_source = {row["source"]: row for row in rows if row["source"] and "-2" not in row["id"]}
     said = [reason for row in rows for reason in row["reasons"]]
@@ -101,9 +100,10 @@ def test_every_row_of_a_table_is_accounted_for(tmp_path, case):
     for reason in others:
         assert any(reason in sentence for row in rest for sentence in row["reasons"]), said
     assert "secret" not in "".join(row["source"] or "" for row in rows)
+    TOTALS.update({"tables": 1, **{key: summary[key] for key in ("seen", *VERDICTS)}})
 
 
-def test_a_hundred_scrambled_tables_are_accounted_for(tmp_path, capsys):
+def test_a_hundred_scrambled_tables_are_accounted_for(tmp_path, report):
     """Rows of the table itself: each line with something in it is one row, whatever is done to the file."""
     path, dice = tmp_path / "metadata.csv", random.Random(5)
     known = {f"a{n}" for n in range(50)}
@@ -125,7 +125,7 @@ def test_a_hundred_scrambled_tables_are_accounted_for(tmp_path, capsys):
         assert sum(line.problem is None and line.name in known for line in found) >= 50 - 9
         seen += len(found)
     assert seen == 5000
-    tell(capsys, "F8 tables", len(TABLES), TOTALS, scrambled=100, rows_of_them=seen)
+    report("F8", injected=TOTALS["tables"] + 100, survived=TOTALS["tables"] + seen // 50, **accounted(TOTALS))
 
 
 def test_damaged_arrow_and_parquet_are_one_sentence(tmp_path):
