@@ -10,6 +10,7 @@ from f5kit.errors import UserError
 from f5kit.recovery import IN_A_ROW, SCALE_FLOOR
 from f5kit.runs import RunFolder
 from f5kit.trainer import Trainer
+from f5kit.weights import read_tensors
 
 
 class Poisoned(Trainer):
@@ -59,7 +60,8 @@ def test_single_updates_that_are_not_finite(room, tmp_path, report):
     assert [e["step"] for e in skips] == sorted(poison) and all(e["clips"] for e in skips)
     updates = [e for e in run.events() if e["event"] == "update"]
     assert [e["update"] for e in updates] == list(range(1, 27)) and updates[-1]["step"] == 37
-    poisoned = [c for c in run.checkpoints() if not all(t.isfinite().all() for t in weights(run).values())]
+    kept = [read_tensors(c.path / "model.safetensors").values() for c in run.checkpoints()]
+    poisoned = [tensors for tensors in kept if not all(t.isfinite().all() for t in tensors)]
     report("F6", injected=12, survived=survived, silent=len(poisoned), where="input, loss, gradient")
 
 
