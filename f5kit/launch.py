@@ -37,8 +37,8 @@ def launch(dataset: str | Path, run: str | Path, model: str, processes: int, **o
     given = [str(part) for k, v in options.items() if v is not None for part in (f"--{k.replace('_', '-')}", v)]
     about = [str(dataset), str(run), "--model", str(model), *given]
     cuda = detect_host().device == "cuda"
-    starter = ["accelerate.commands.launch", "--num_processes", str(processes), "--num_machines", "1",
-               "--dynamo_backend", "no", "--mixed_precision", "no", *(["--multi_gpu"] if processes > 1 else [])]  # fmt: skip
+    starter = ["accelerate.commands.launch", "--num_processes", str(processes), "--num_machines", "1"]
+    starter += ["--dynamo_backend", "no", "--mixed_precision", "no", *(["--multi_gpu"] if processes > 1 else [])]
     if not cuda:  # accelerate's own launcher starts several CPU processes through MPI alone
         starter = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     command = [sys.executable, "-m", *starter, "-m", "f5kit.launch", *about]

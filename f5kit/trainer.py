@@ -71,7 +71,7 @@ class Trainer:
         self.config: TrainConfig = plan.train
         self.callbacks, self.change, self.max_minutes = list(callbacks), change, max_minutes
         self.step = self.update = 0
-        self._slowest_save = self._machine_seen = 0.0
+        self._slowest_step = self._slowest_save = self._machine_seen = 0.0
         self._unsaved: str | None = None  # why the last save failed
 
     def fit(self) -> RunFolder:
@@ -113,7 +113,7 @@ class Trainer:
 
     def _reason_to_end(self) -> str:
         """Why the run is over, the same for all processes; empty while it is not."""
-        reason = self._interrupts.reason(margin=3 * self._slowest_save)
+        reason = self._interrupts.reason(margin=3 * self._slowest_save + self._slowest_step)
         since = self.update - self._lowest["update"]
         if reason is None and self.config.patience and since >= self.config.patience * self.config.evaluate_every:
             reason = "the held-out loss stopped falling"
@@ -145,14 +145,14 @@ class Trainer:
         self.plan = replace(self.plan, train=self.config)
         self._micro = min(self.config.micro_frames, info.get("fitted", {}).get(self.plan.device_name, 2**62))
 
-    def _restore(self, checkpoint: Checkpoint | None) -> None:
+    def _restore(self, checkpoint: Checkpoint | None, recovery: Recovery | None = None) -> None:
         """Model, averages, optimizer and counters of a checkpoint; without one, those of the beginning."""
         state = checkpoint.state if checkpoint else {}
         self.step, self.update = state.get("step", 0), state.get("update", 0)
         self._saved_at = checkpoint.update if checkpoint else -1
         self._judged = {k: state.get(k, -1) for k in ("update", "loss_raw", "loss_ema")}
         self._lowest = state.get("lowest", {"update": 0, "loss": float("inf")})
-        self.recovery = Recovery(**state.get("recovery", {}))
+        self.recovery = recovery or Recovery(**state.get("recovery", {}))
         self._setup_devices()
         self._setup_model(checkpoint)
         self._setup_optimizer(checkpoint)
@@ -184,6 +184,8 @@ class Trainer:
 
     def _setup_optimizer(self, checkpoint: Checkpoint | None) -> None:
         self._names = [name for name, _ in self.model.named_parameters()]
+        expected = sum(p.numel() for p in self.model.parameters()) * 16 / 1e8  # seconds, on a slow disk
+        self._slowest_save = max(self._slowest_save, expected)
         self.optimizer = build_optimizer(self.model.parameters(), self.config)
         # Autocast alone: processes share their gradients in `_gradients`, once an update.
         self._forward = self.accelerator.prepare_model(self.model, evaluation_mode=True)
@@ -247,6 +249,7 @@ class Trainer:
             self._make_room(step, parts, shortage)
             return self._go_back(again=True)
         frames, seconds = sum(self._frames[i] for i in members), time.monotonic() - started
+        self._slowest_step = max(self._slowest_step, seconds)
         self.emit("update", step=step, loss=loss, lr=rate, grad_norm=norm, frames=frames, seconds=seconds,
                   frames_per_second=frames / max(seconds, 1e-9))  # fmt: skip
         self._after_update()
@@ -332,12 +335,13 @@ class Trainer:
 
     def _go_back(self, again: bool = False) -> None:
         """To the last checkpoint's weights. `step` stays and other data come, unless all is to be done `again`."""
-        step, recovery = self.step, self.recovery
-        if not again:
-            recovery.go_back(recovery.precision or self.config.precision)
-        self._restore(self.run.latest())
-        if not again:
-            self.step, self.recovery = step, recovery
+        if again:
+            self._restore(self.run.latest())
+        else:
+            step = self.step
+            self.recovery.go_back(self.recovery.precision or self.config.precision)
+            self._restore(self.run.latest(), self.recovery)
+            self.step = step
         self.emit("back", to=f"update_{self.update:06d}", rate_factor=self.recovery.rate_factor,
                   precision=self.recovery.precision or self.config.precision)  # fmt: skip
 
@@ -349,7 +353,8 @@ class Trainer:
             self.emit("machine", **read_gauges(self.run.path, str(self.accelerator.device)))
         if self.update % self.config.evaluate_every == 0:
             self._evaluate()
-        if self.update % self.config.save_every == 0 and self.update < self.config.updates:
+        due = self.update % (self.config.evaluate_every if self._unsaved else self.config.save_every) == 0
+        if due and self.update < self.config.updates:
             self._save()
 
     # Judging and keeping
@@ -369,7 +374,8 @@ class Trainer:
             with self.ema_weights():
                 averaged = held_out_loss(self.model, self._heldout)
         self._judged = {"update": self.update, "loss_raw": raw, "loss_ema": averaged}
-        if min(raw, averaged) < self._lowest["loss"]:
+        # What is judged out of turn, before a stop, must not move the end of the run.
+        if self.update % self.config.evaluate_every == 0 and min(raw, averaged) < self._lowest["loss"]:
             self._lowest = {"update": self.update, "loss": min(raw, averaged)}
         self.emit("evaluate", loss_raw=raw, loss_ema=averaged, ema_start_share=self.ema.start_share(self.update))
 
@@ -378,12 +384,14 @@ class Trainer:
         if self._judged["update"] != self.update:
             self._evaluate()
         self.recovery.saved()
-        self._saved_at = self.update
         started = time.monotonic()
         self._unsaved = self._try_to_write(self._write_checkpoint) if self.process.is_main_process else None
         self._slowest_save = max(self._slowest_save, time.monotonic() - started)
         if self._unsaved:
             self.emit("save_failed", reason=self._unsaved)
+        else:
+            self._saved_at = self.update
+            self.emit("save", path=str(self.run.path / "checkpoints" / f"update_{self.update:06d}"))
 
     def _write_checkpoint(self) -> None:
         scaler = self.accelerator.scaler
@@ -399,7 +407,6 @@ class Trainer:
         checkpoint = self.run.save(self.update, tensors, self.model, state)
         self._choose(checkpoint, state)
         self.run.rotate(self.config.keep_checkpoints, self.config.keep_every)
-        self.emit("save", path=str(checkpoint.path))
 
     def _choose(self, checkpoint: Checkpoint, state: dict) -> None:
         """Let `best.json` point at this checkpoint if its loss is the lowest. A user's choice stays."""

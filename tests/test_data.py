@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from f5kit.data import batches, epoch_batches, group, load_dataset, micro_batches, padding
+from f5kit.data import ahead, batches, epoch_batches, group, load_dataset, micro_batches, padding
 from f5kit.errors import UserError
 from f5kit.text import Tokenizer, english_vocab
 
@@ -68,6 +68,24 @@ def test_micro_batches_hold_every_position_once():
     parts = micro_batches(members, frames, 2_000)
     assert sorted(itertools.chain(*parts)) == list(range(50))
     assert all(len(p) * max(frames[members[i]] for i in p) <= 2_000 for p in parts)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_what_is_made_ahead_comes_in_order(workers):
+    made = []
+
+    def slow(item):
+        if item == 7:
+            raise KeyError(item)
+        made.append(item)
+        return item * item
+
+    items = ahead(itertools.count(), slow, workers)
+    assert list(itertools.islice(items, 5)) == [(i, i * i) for i in range(5)]
+    assert len(made) <= 5 + 2 * workers, "not further ahead than asked"
+    assert [next(items), next(items)] == [(5, 25), (6, 36)]
+    with pytest.raises(KeyError):
+        next(items)
 
 
 def test_cached_mels_are_computed_ones_in_half_precision(dataset):

@@ -47,7 +47,9 @@ def test_commands_exist(target):
 
 
 @pytest.mark.parametrize(
-    ("program", "option"), [(["notebooks/run.py"], "--demo"), (["-m", "f5kit.convert"], "--to")], ids=["run", "convert"]
+    ("program", "option"),
+    [(["notebooks/run.py"], "--demo"), (["-m", "f5kit.convert"], "--to"), (["-m", "f5kit.launch"], "--processes")],
+    ids=["run", "convert", "launch"],
 )
 def test_programs_help(program, option):
     done = subprocess.run([sys.executable, *program, "--help"], cwd=ROOT, capture_output=True, text=True)

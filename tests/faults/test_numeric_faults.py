@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from small import same, trainer, weights
+from small import losses, same, trainer, weights
 
 from f5kit.errors import UserError
 from f5kit.recovery import IN_A_ROW, SCALE_FLOOR
 from f5kit.runs import RunFolder
 from f5kit.trainer import Trainer
+from f5kit.weights import read_tensors
 
 
 class Poisoned(Trainer):
@@ -59,7 +60,8 @@ def test_single_updates_that_are_not_finite(room, tmp_path, report):
     assert [e["step"] for e in skips] == sorted(poison) and all(e["clips"] for e in skips)
     updates = [e for e in run.events() if e["event"] == "update"]
     assert [e["update"] for e in updates] == list(range(1, 27)) and updates[-1]["step"] == 37
-    poisoned = [c for c in run.checkpoints() if not all(t.isfinite().all() for t in weights(run).values())]
+    kept = [read_tensors(c.path / "model.safetensors").values() for c in run.checkpoints()]
+    poisoned = [tensors for tensors in kept if not all(t.isfinite().all() for t in tensors)]
     report("F6", injected=12, survived=survived, silent=len(poisoned), where="input, loss, gradient")
 
 
@@ -108,13 +110,20 @@ def test_in_bf16_the_second_return_is_to_fp32_and_the_third_ends_it(room, tmp_pa
 
 
 class Scaled(Poisoned):
-    """With a loss scale, as in fp16, that starts so high that fp32 itself overflows."""
+    """With a loss scale, and gradients of the range of fp16: above 65,504 they are inf."""
 
-    start = 2.0**127
+    start = 2.0**24
 
     def _setup_devices(self):
         super()._setup_devices()
         self.accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=self.start)
+
+    def _accumulate(self, parts, count):
+        loss = super()._accumulate(parts, count)
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.copy_(parameter.grad.half())
+        return loss
 
 
 def test_an_overflow_only_lowers_the_scale(room, tmp_path, report):
@@ -128,8 +137,8 @@ def test_an_overflow_only_lowers_the_scale(room, tmp_path, report):
     steps = [(e["step"], e["update"]) for e in events if e["event"] == "update"]
     assert steps == [(i, i + 1) for i in range(6)], "schedule, EMA and data move on together, with a fused AdamW too"
     plain = trainer(room, tmp_path / "plain", **config).fit()
-    pairs = zip(weights(run).values(), weights(plain).values(), strict=True)
-    assert all(torch.allclose(a, b, atol=1e-4) for a, b in pairs)
+    expected = [loss for loss, *_ in losses(plain).values()]
+    assert [loss for loss, *_ in losses(run).values()] == pytest.approx(expected, rel=1e-2)
     resumed = RunFolder(tmp_path / "scaled").latest().state["scaler"]
     assert resumed["scale"] == scales[-1]
     report("F6", injected=len(overflows), survived=len(overflows), where="fp16 overflow")

@@ -63,9 +63,9 @@ def test_a_time_limit_leads_to_a_checkpoint_and_the_run_goes_on_later(room, tmp_
     whole = trainer(room, tmp_path / "whole", **config).fit()
 
     def slow(event, trainer):
-        time.sleep(0.2 if event["event"] == "update" else 0)
+        time.sleep(0.7 if event["event"] == "update" else 0)
 
-    limited = trainer(room, tmp_path / "run", slow, max_minutes=0.02, **config)
+    limited = trainer(room, tmp_path / "run", slow, max_minutes=0.1, **config)
     started = time.monotonic()
     run = limited.fit()
     assert 0 < run.latest().update < 12 and run.events()[-1]["reason"] == "time"

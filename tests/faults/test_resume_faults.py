@@ -58,8 +58,8 @@ def epochs(seen: dict[int, list[list[str]]], clips: int) -> list[Counter]:
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_stopped_after_every_update(room, tmp_path, report, accumulation, workers):
-    frames = 520 if accumulation == 1 else 1_040
-    config = dict(update_frames=frames, micro_frames=520 if accumulation == 1 else 170, workers=workers)
+    frames = 520 if accumulation == 1 else 720
+    config = dict(update_frames=frames, micro_frames=520 if accumulation == 1 else 190, workers=workers)
     seen: dict = {}
     first = trainer(room, tmp_path / "probe", updates=1, warmup_updates=0, **config)
     clips = len(first.dataset.train)
@@ -70,7 +70,7 @@ def test_stopped_after_every_update(room, tmp_path, report, accumulation, worker
     config |= dict(updates=updates, warmup_updates=1)
     whole = fit(room, tmp_path / "whole", seen, **config)
     parts = {len(step) for step in seen.values()}
-    assert parts == {1} if accumulation == 1 else max(parts) == 4 and len(parts) > 1, parts
+    assert parts == {1} if accumulation == 1 else max(parts) >= 4 and len(parts) > 1, parts  # with a remainder
     assert len(seen) == updates and epochs(seen, clips) == [Counter({clip: 1 for clip in epochs(seen, clips)[0]})] * 3
     survived, largest = 0, 0.0
     for stop in range(1, updates):

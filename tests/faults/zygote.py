@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -23,6 +24,8 @@ HERE = Path(__file__).parent
 class Zygote:
     """The parent's side."""
 
+    _pid = 0
+
     def __enter__(self) -> Zygote:
         path = os.pathsep.join([str(HERE), str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
         env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
@@ -32,21 +35,28 @@ class Zygote:
         return self
 
     def __exit__(self, *_) -> None:
+        if self._pid:
+            self.kill(self._pid)
         self._process.stdin.close()
         self._process.wait(30)
 
     def start(self, task: str, **about) -> int:
         """Start a task. Returns the child's pid."""
+        if self._pid:  # a test failed before its child's end
+            self.kill(self._pid)
         print(json.dumps({"task": task, **{k: str(v) if isinstance(v, Path) else v for k, v in about.items()}}),
               file=self._process.stdin, flush=True)  # fmt: skip
-        return int(self._process.stdout.readline())
+        self._pid = int(self._process.stdout.readline())
+        return self._pid
 
     def end(self) -> int:
         """Wait for the child. Returns its exit status, negative for a signal."""
-        return int(self._process.stdout.readline())
+        status, self._pid = int(self._process.stdout.readline()), 0
+        return status
 
     def kill(self, pid: int, number: int = signal.SIGKILL) -> int:
-        os.kill(pid, number)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
         return self.end()
 
 
@@ -128,7 +138,7 @@ def train_with_bad_disk(room: str, run: str, fault: str, at: int) -> None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (at, hard))
             else:
                 number = getattr(errno, fault)
-                at_operation(at + 1, lambda: (_ for _ in ()).throw(OSError(number, os.strerror(number))))
+                at_operation(at + 2, lambda: (_ for _ in ()).throw(OSError(number, os.strerror(number))))
         if event["event"] == "save_failed":
             resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
             newest = trainer.run.latest()
