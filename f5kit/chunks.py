@@ -51,6 +51,11 @@ def has_words(text: str) -> bool:
     return any(unicodedata.category(c)[0] in "LN" for c in text)
 
 
+def ends_paragraph(piece: str) -> bool:
+    """Whether a piece of a text ends with a blank line."""
+    return piece[len(piece.rstrip()) :].count("\n") > 1
+
+
 def _atoms(text: str, limit: float, cost: Callable, levels=(_SENTENCE, _CLAUSE, _WORD)) -> list[str]:
     """The text cut at the first kind of place, and what is still too long at the next kind."""
     if not text:

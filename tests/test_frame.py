@@ -28,10 +28,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 LAYERS = {
     -1: "errors",
     0: "config host pinyin numerals",
-    1: "audio text weights layers ode optim readings",
-    2: "dit unett mmdit vocoder data ingest asr scores",
-    3: "cfm prepare lora report",
-    4: "checkpoint",
+    1: "audio text chunks weights layers ode optim readings",
+    2: "dit unett mmdit vocoder data ingest asr scores speech joining",
+    3: "cfm prepare lora report durations",
+    4: "checkpoint reference tuning",
     5: "plan trainer inference card convert probe vocab",
     6: "evaluate judge hub log widgets serve",
 }
