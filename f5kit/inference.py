@@ -149,6 +149,8 @@ class Voice:
         model's vocabulary lacks, and for settings out of range.
         """
         chosen = Settings.of(**settings)
+        if not isinstance(text, str):
+            raise UserError(f"the text is {text!r}, of type {type(text).__name__}; give a string")
         if len(text) > LONGEST_TEXT:
             raise UserError(
                 f"the text has {len(text):,} characters and one sound holds {LONGEST_TEXT:,}: "

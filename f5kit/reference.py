@@ -44,20 +44,9 @@ def read_reference(
     transcribed (`load_recogniser`), as is a recording without a text. `note` says so: read the words over.
     Raises UserError, which names the file, when the recording can't serve.
     """
-    path, mel = Path(path), model.config.mel
-    try:
-        audio = trim_silence(read_audio(path, mel.sample_rate), mel.sample_rate)
-    except UserError as error:  # the name will do: whoever speaks for others shows no paths
-        raise UserError(str(error).replace(str(path), path.name)) from None
-    seconds, note = len(audio) / mel.sample_rate, ""
-    if seconds < SHORTEST_REFERENCE or not float(audio.abs().max()) > 1e-4:
-        raise UserError(
-            f"the reference {path.name} has {seconds:.1f} s of sound or is silent; "
-            f"give one of {SHORTEST_REFERENCE} to {LONGEST_REFERENCE:.0f} s, best 4 to 10"
-        )
-    if seconds > LONGEST_REFERENCE:
-        audio, text = cut_at_pause(audio, mel.sample_rate), None
-        note = f"cut from {seconds:.1f} to {len(audio) / mel.sample_rate:.1f} s; "
+    path = Path(path)
+    audio, note = read_sound(path, model.config.mel.sample_rate)
+    text = None if note else text
     audio = match_loudness(audio)
     if not (text and text.strip()):
         text, note = _transcribe(audio, path.name, model, recogniser, language, note)
@@ -68,7 +57,28 @@ def read_reference(
         raise UserError(f"the words of the reference {path.name}: {error}") from None
     if not has_words(text):
         raise UserError(f"the reference {path.name} needs reference_text: {text[:40]!r} has no words")
-    return Reference(audio, log_mel(audio, mel), text, path.stem, note)
+    return Reference(audio, log_mel(audio, model.config.mel), text, path.stem, note)
+
+
+def read_sound(path: Path, sample_rate: int) -> tuple[Tensor, str]:
+    """A recording, mono, trimmed, and cut at a pause when it is longer than 15 s; the note says so.
+
+    Raises UserError, with the file's name alone, for one that can't be read, is silent or too short.
+    """
+    try:
+        audio = trim_silence(read_audio(path, sample_rate), sample_rate)
+    except UserError as error:  # the name will do: whoever speaks for others shows no paths
+        raise UserError(str(error).replace(str(path), path.name)) from None
+    seconds = len(audio) / sample_rate
+    if seconds < SHORTEST_REFERENCE or not float(audio.abs().max()) > 1e-4:
+        raise UserError(
+            f"the reference {path.name} has {seconds:.1f} s of sound or is silent; "
+            f"give one of {SHORTEST_REFERENCE} to {LONGEST_REFERENCE:.0f} s, best 4 to 10"
+        )
+    if seconds <= LONGEST_REFERENCE:
+        return audio, ""
+    audio = cut_at_pause(audio, sample_rate)
+    return audio, f"cut from {seconds:.1f} to {len(audio) / sample_rate:.1f} s; "
 
 
 def cut_at_pause(audio: Tensor, sample_rate: int, between: tuple[float, float] = CUT_TO) -> Tensor:

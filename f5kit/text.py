@@ -104,7 +104,8 @@ class Tokenizer:
         tokens = self.tokens(text)
         unknown = list(dict.fromkeys(token for token in tokens if token not in self._ids))
         if unknown:
-            listed = " ".join(f"{token!r}" for token in unknown)
+            listed = " ".join(f"{token!r}" for token in unknown[:20])
+            listed += f" and {len(unknown) - 20} more" if len(unknown) > 20 else ""
             raise UserError(
                 f"the model's vocabulary of {len(self.vocab)} tokens lacks {listed} of {text[:60]!r}: "
                 "write the text without them, or choose a model whose vocabulary has them"

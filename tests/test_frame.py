@@ -29,11 +29,12 @@ LAYERS = {
     -1: "errors",
     0: "config host pinyin numerals",
     1: "audio text chunks weights layers ode optim readings",
-    2: "dit unett mmdit vocoder data ingest asr scores speech joining",
-    3: "cfm prepare lora report durations",
+    2: "dit unett mmdit vocoder data ingest asr scores speech joining show",
+    3: "cfm prepare lora report durations progress blind recorder",
     4: "checkpoint reference tuning",
     5: "plan trainer inference card convert probe vocab",
-    6: "evaluate judge hub log widgets serve",
+    6: "evaluate judge hub log panel script edit serve",
+    7: "widgets",
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names.split()}
 # Modules that belong to a host or come with ipywidgets, and so are nobody's dependency; and bigvgan, which is installed
