@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -86,27 +87,32 @@ def _truth(name: str) -> bool | None:
 
 
 def compile_backbone(model: CFM) -> None:
-    """Compile a model's backbone in place, for lengths rounded up to BUCKET frames; on a GPU with CUDA graphs.
+    """Compile a model's backbone in place, a DiT for lengths rounded up to BUCKET frames; on a GPU with CUDA graphs.
 
-    Padding changes nothing, for every item sees its own frames alone; the names of the weights stay.
+    The names of the weights stay. A second call does nothing.
     """
     backbone = model.transformer
-    if getattr(backbone.forward, "compiled", False):
+    if "forward" in vars(backbone):
         return
     mode = "reduce-overhead" if model.device.type == "cuda" else "default"
-    if model.config.backbone != "dit":  # its text is no row beside the frames, to be padded with them
+    if model.config.backbone == "dit":
+        backbone.forward = in_buckets(torch.compile(backbone.forward, mode=mode, dynamic=False))
+    else:  # their text is no row beside the frames, to be padded with them
         backbone.forward = torch.compile(backbone.forward, mode=mode)
-        backbone.forward.compiled = True
-        return
-    compiled = torch.compile(backbone.forward, mode=mode, dynamic=False)
 
-    def forward(x: Tensor, cond: Tensor, text: Tensor, time: Tensor, mask: Tensor | None) -> Tensor:
+
+def in_buckets(forward: Callable) -> Callable:
+    """A DiT's forward for inputs padded to a multiple of BUCKET frames, so that few lengths are met.
+
+    Padding changes nothing, for every item sees its own frames alone.
+    """
+
+    def padded(x: Tensor, cond: Tensor, text: Tensor, time: Tensor, mask: Tensor | None) -> Tensor:
         n = x.shape[1]
         more = -n % BUCKET
         if mask is None:
             mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         x, cond, text = (F.pad(t, (0, 0, 0, more)) for t in (x, cond, text))
-        return compiled(x, cond, text, time, F.pad(mask, (0, more)))[:, :n].clone()
+        return forward(x, cond, text, time, F.pad(mask, (0, more)))[:, :n].clone()  # a CUDA graph reuses its output
 
-    forward.compiled = True
-    backbone.forward = forward
+    return padded
