@@ -3,7 +3,7 @@
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test parity notebooks lint clean
+.PHONY: help demo test parity bench notebooks lint clean
 .DELETE_ON_ERROR:
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10))
@@ -21,6 +21,7 @@ help:
 	@echo "make demo       run the notebooks offline on the embedded voice; sound and report land in runs/demo/"
 	@echo "make test       lint, unit tests, every notebook"
 	@echo "make parity     compare live with the f5-tts package"
+	@echo "make bench      speaking beside upstream's pipeline; writes benchmarks/results/"
 	@echo "make notebooks  write notebooks/*.ipynb from notebooks/source/"
 	@echo "make lint       ruff on code and notebooks"
 	@echo "make clean      remove the environments and caches; data and runs stay"
@@ -38,6 +39,10 @@ parity: $(PARITY)/.installed
 	$(PARITY)/bin/python tests/parity/compare_text.py
 	$(PARITY)/bin/python tests/parity/compare.py
 	$(PARITY)/bin/python tests/parity/compare_checkpoints.py
+
+bench: $(PARITY)/.installed $(STAMP)
+	$(PARITY)/bin/python benchmarks/speak.py
+	$(PY) benchmarks/speak.py --words
 
 notebooks: $(STAMP)
 	$(PY) notebooks/build.py
