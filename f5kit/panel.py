@@ -245,7 +245,8 @@ class SpeakPanel:
         self.sound.value = audio_html(speech, download=path.name)
         png = mel_figure({"reference": voice.reference.mel, "speech": speech.mel})._repr_png_()
         shown = f"Spectrograms of the reference and of {path.name}"
-        self.picture.value = f'<img alt="{html.escape(shown)}" style="max-width:100%" src="data:image/png;base64,{_text(png)}">'
+        source = f"data:image/png;base64,{_text(png)}"
+        self.picture.value = f'<img alt="{html.escape(shown)}" style="max-width:100%" src="{source}">'
         notes = [f"{chunk.text.strip()[:30]}: {note}" for chunk in speech.chunks for note in chunk.notes]
         told = f"{speech.seconds:.1f} s of sound, made in {seconds:.1f} s, saved as {path.name} in {self.folder.name}"
         self.status.value = _told(html.escape("; ".join([told, *notes])))
