@@ -3,7 +3,7 @@
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test faults parity notebooks lint clean
+.PHONY: help demo test faults parity bench notebooks lint clean
 .DELETE_ON_ERROR:
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10))
@@ -22,6 +22,7 @@ help:
 	@echo "make test       lint, unit tests, every notebook"
 	@echo "make faults     broken inputs, kills, full disks, rotten bits and worse; one line a kind"
 	@echo "make parity     compare live with the f5-tts package"
+	@echo "make bench      speaking beside upstream's pipeline; writes benchmarks/results/"
 	@echo "make notebooks  write notebooks/*.ipynb from notebooks/source/"
 	@echo "make lint       ruff on code and notebooks"
 	@echo "make clean      remove the environments and caches; data and runs stay"
@@ -42,6 +43,10 @@ parity: $(PARITY)/.installed
 	$(PARITY)/bin/python tests/parity/compare_text.py
 	$(PARITY)/bin/python tests/parity/compare.py
 	$(PARITY)/bin/python tests/parity/compare_checkpoints.py
+
+bench: $(PARITY)/.installed $(STAMP)
+	$(PARITY)/bin/python benchmarks/speak.py
+	$(PY) benchmarks/speak.py --words
 
 notebooks: $(STAMP)
 	$(PY) notebooks/build.py

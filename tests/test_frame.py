@@ -28,14 +28,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 LAYERS = {
     -1: "errors",
     0: "config host pinyin numerals alignment media",
-    1: "audio text weights layers ode optim readings archives tables features journal lock interrupts recovery gauges"
-    " processes",
-    2: "dit unett mmdit vocoder data ingest slicing audit asr scores runs",
-    3: "cfm lora report cleaning verdicts workplace transcribe",
-    4: "checkpoint summary",
+    1: "audio text chunks weights layers ode optim readings archives tables features journal lock interrupts recovery"
+    " gauges processes",
+    2: "dit unett mmdit vocoder data ingest slicing audit asr scores runs speech joining show",
+    3: "cfm lora report cleaning verdicts workplace transcribe durations progress blind recorder",
+    4: "checkpoint summary reference tuning",
     5: "plan trainer inference card convert probe vocab prepare",
-    6: "evaluate judge hub log widgets serve launch",
-    7: "review",
+    6: "evaluate judge hub log panel script edit serve launch",
+    7: "review widgets",
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names.split()}
 # Modules that belong to a host or come with ipywidgets, and so are nobody's dependency; and bigvgan, which is installed

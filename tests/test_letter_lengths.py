@@ -126,12 +126,10 @@ def test_a_voice_takes_its_durations_from_the_model(awake):
     voice = Voice(model, reference, GriffinLim())
     with torch.no_grad():
         model.transformer.text_embed.length.weight.zero_()
-    tokens, frames, lengths = voice._timing("And twenty characters", 1.0)
-    assert frames == pytest.approx(90 * 21 / 11, rel=1e-4)  # a space lies between
-    assert len(lengths) == len(tokens) == 32 and lengths[:11].sum() == 90
-    assert voice._timing("And twenty characters", 2.0)[1] == pytest.approx(frames / 2)
-    quick = voice._timing("And twenty characters", 2.0)[2]
-    assert torch.allclose(quick[11:], lengths[11:] / 2) and torch.equal(quick[:11], lengths[:11])
+    assert voice._frames("And twenty characters") == pytest.approx(90 * 21 / 11, rel=1e-4)  # a space lies between
+    lengths = voice._spread("And twenty characters", 60)
+    assert len(lengths) == 32 and lengths[:11].sum() == 90
+    assert torch.allclose(lengths[11:], torch.tensor(60 / 21))
 
 
 def test_lengths_travel_with_the_model_and_stay_out_of_upstream(tmp_path):

@@ -37,8 +37,14 @@ def test_the_sweep_makes_one_table(dataset, tmp_path):
     assert before == before_too > after
 
 
+def test_the_speaking_snippet_speaks(tmp_path):
+    done = run(SNIPPETS[2], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "evening.mp3").stat().st_size > 1_000 and done.stdout.count("s of sound") > 1
+
+
 def test_there_are_no_snippets_that_no_test_runs():
-    assert len(SNIPPETS) == 2
+    assert len(SNIPPETS) == 3
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"(?:^|`)make (\w+)", README, re.MULTILINE))))

@@ -3,7 +3,7 @@
 import pytest
 
 from f5kit.errors import UserError
-from f5kit.text import Tokenizer, byte_vocab, coverage, english_vocab, normalise, split_sentences
+from f5kit.text import Tokenizer, byte_vocab, coverage, english_vocab, normalise
 
 
 def test_normalise_makes_typographic_text_plain():
@@ -72,18 +72,6 @@ def test_saved_vocabulary_is_the_same(tmp_path):
     tokenizer = Tokenizer(english_vocab() + ["é", "\u2028"])  # U+2028 ends a line for Python, not for us
     tokenizer.save(tmp_path / "vocab.txt")
     assert Tokenizer.load(tmp_path / "vocab.txt").hash == tokenizer.hash
-
-
-@pytest.mark.parametrize("text", ["One. Two! Three? " * 30, "word " * 500, "x" * 5000, "नमस्ते। " * 80, "a, b; c: " * 99])
-def test_long_texts_are_cut_below_the_limit_and_nothing_is_lost(text):
-    pieces = split_sentences(text, 100)
-    assert max(map(len, pieces)) <= 100
-    assert "".join(pieces).replace(" ", "") == text.replace(" ", "")
-
-
-def test_sentences_stay_whole_when_they_fit():
-    assert split_sentences("It rained. We stayed in, and read.", 25) == ["It rained.", "We stayed in, and read."]
-    assert split_sentences("It rained. We stayed.", 25) == ["It rained. We stayed."]
 
 
 def test_normalisers_are_known_by_name():
