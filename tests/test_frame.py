@@ -35,7 +35,8 @@ LAYERS = {
     4: "checkpoint summary reference tuning",
     5: "plan trainer inference card convert probe vocab prepare",
     6: "evaluate judge hub log panel script edit serve launch",
-    7: "review widgets",
+    7: "widgets",
+    8: "review",
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names.split()}
 # Modules that belong to a host or come with ipywidgets, and so are nobody's dependency; and bigvgan, which is installed
