@@ -35,12 +35,11 @@ def _cell(figure: dict | None) -> str:
 
 def tables() -> list[str]:
     """Every table, as markdown."""
-    controls = {"shuffled texts": "texts shuffled", "another speaker's reference": "another speaker's reference"}
-    both = {"recordings": "recordings", "copy synthesis": "recordings through the vocoder"}
-    return [
-        judged("judge_starter.json", {**both, "voice": "**starter voice**", **controls}),
-        judged("judge_demo.json", {**both, "before": "before the finetune", "voice": "**after**", **controls}),
-    ]
+    systems = {
+        "recordings": "recordings", "copy synthesis": "recordings through the vocoder", "voice": "**starter voice**",
+        "another speaker's reference": "with another speaker's reference", "shuffled texts": "texts shuffled",
+    }  # fmt: skip
+    return [judged("judge_starter.json", systems)]
 
 
 if __name__ == "__main__":

@@ -94,6 +94,15 @@ def test_the_probe_named_as_many_as_the_readme_says():
     assert f"named the right one {record['right']} times of {record['of']}" in " ".join(README.split())
 
 
+def test_tables_are_those_of_the_records():
+    command = [sys.executable, "benchmarks/tables.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    for table in done.stdout.strip().split("\n\n"):
+        assert table in README, f"the README has not this table:\n{table}"
+    judged = json.loads((ROOT / "benchmarks" / "results" / "judge_starter.json").read_text())
+    assert f"{judged['settings']['sentences']} sentences that it had not heard" in " ".join(README.split())
+
+
 def test_links_to_files_lead_there():
     for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", README):
         assert (ROOT / target).exists(), target

@@ -41,9 +41,10 @@ def test_the_card_has_the_figures_of_the_record():
 
 def test_the_card_says_what_the_judge_found():
     card = " ".join((FOLDER / "README.md").read_text(encoding="utf-8").split())
-    voice, recorded = JUDGED["summary"]["voice"], JUDGED["summary"]["recordings"]
+    voice = JUDGED["summary"]["voice"]
+    wrong, recorded = voice["wer"]["value"], JUDGED["summary"]["recordings"]["wer"]["value"]
     assert f"{JUDGED['settings']['sentences']} sentences that it has not heard" in card
-    assert f"{voice['wer']['value']:.2f} of the words wrong, and {recorded['wer']['value']:.2f} of the recordings'" in card
+    assert f"{wrong:.2f} of the words wrong, and {recorded:.2f} of the recordings'" in card
     assert f"decoys in {voice['decoys']['value']:.0%}".replace("%", " %") in card
     assert JUDGED["text_advantage"]["low"] > 0, "it has learned text, and not only sound"
 
