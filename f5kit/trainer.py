@@ -176,7 +176,7 @@ class Trainer:
         self.model.train()
         self.ema = EMA(self.model, self.config.ema_horizon)
         if checkpoint:
-            averages = read_tensors(checkpoint.path / "ema.safetensors", str(self.accelerator.device))
+            averages = read_tensors(checkpoint.path / "ema.safetensors", str(self.model.device))
             self.ema.weights = {name: averages[name] for name in self.ema.weights}
         self.model.transformer.recompute = self.config.checkpointing
         if self.config.compile:
