@@ -19,7 +19,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -29,7 +29,7 @@ from f5kit.card import check_licence, model_card, run_figures
 from f5kit.checkpoint import RunFolder, export_model, load_model
 from f5kit.errors import UserError
 from f5kit.host import secret
-from f5kit.inference import Speech, Voice, find_reference
+from f5kit.inference import Speech, Voice, find_pace, find_reference
 from f5kit.weights import read_tensors, write_json
 
 FILES = ("model.safetensors", "config.json", "vocab.txt", "reference.wav", "reference.txt", "export.json")
@@ -111,6 +111,7 @@ def build_export(
     try:
         facts["parameters"] = _write_model(load_model(run.path, weights=weights), partial, precision)
         facts["reference"] = _write_reference(partial, *(reference or find_reference(run.path)))
+        facts["pace"] = asdict(find_pace(run.path))
         facts["samples"] = [_write_sample(partial, i, sample) for i, sample in enumerate(samples, 1)]
         write_json(partial / "export.json", facts)
         (partial / "README.md").write_text(model_card(facts, repo_id), encoding="utf-8")
