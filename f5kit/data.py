@@ -2,7 +2,7 @@
 
 The folder (written by `prepare.py`):
 
-    dataset.json     name, source and its hash, seconds, mel definition
+    dataset.json     name, source and its hash, seconds, mel definition, and what the speaker has agreed to
     manifest.jsonl   one row for every clip that was seen, the rejected ones too
     clips/*.flac     24 kHz mono
     report.json, report.png
@@ -32,8 +32,9 @@ from f5kit.audio import frame_count, log_mel, read_audio
 from f5kit.config import MelConfig
 from f5kit.errors import UserError
 from f5kit.text import Tokenizer
-from f5kit.weights import TensorFile, sync, write_tensors
+from f5kit.weights import TensorFile, sync, write_json, write_tensors
 
+DEMO_CONSENT = "The bundled demo voice is synthetic: there is no speaker to ask."
 _CLIPS_IN_A_SHARD = 256
 _LATER = ("rms_dbfs", "noise_dbfs")  # what manifests of the first releases lack
 
@@ -111,6 +112,11 @@ class Dataset:
         self.folder, self.info, self.clips, self.manifest_hash = folder, info, clips, manifest_hash
         self.name = info["name"]
         self.mel_config = MelConfig(**info["mel"])
+
+    @property
+    def consent(self) -> str:
+        """Who is speaking, and what they have agreed to; empty where nobody has said."""
+        return self.info.get("consent", "")
 
     @property
     def train(self) -> list[Clip]:
@@ -255,6 +261,15 @@ def _read_rows(path: Path) -> list[dict]:
         except json.JSONDecodeError:
             raise UserError(f"{path} line {number} is not JSON: prepare the dataset again") from None
     return rows
+
+
+def write_consent(folder: Path, consent: str) -> None:
+    """Put the speaker's consent into dataset.json; an empty one leaves what stands there."""
+    file = folder / "dataset.json"
+    info = json.loads(file.read_text(encoding="utf-8"))
+    told = consent.strip() or info.get("consent", "")
+    if info.get("consent") != told:
+        write_json(file, {**info, "consent": told})
 
 
 def load_dataset(folder: str | Path) -> Dataset:

@@ -35,7 +35,7 @@ from f5kit.audio import (
     write_audio,
 )
 from f5kit.config import MelConfig
-from f5kit.data import Dataset, load_dataset
+from f5kit.data import DEMO_CONSENT, Dataset, load_dataset, write_consent
 from f5kit.errors import UserError
 from f5kit.ingest import Recording, find_recordings, list_files
 from f5kit.text import normalise
@@ -76,6 +76,7 @@ def prepare_dataset(
     loudness: float | None = -23.0,
     trim: bool = True,
     heldout: int | None = None,
+    consent: str = "",
     progress: bool = True,
 ) -> Dataset:
     """Make the dataset folder `out` from recordings and open it.
@@ -84,7 +85,8 @@ def prepare_dataset(
     in wavs/, a third column is not used); or with a text file beside each recording, at any depth; or "demo",
     the bundled voice. Clips of `min_seconds` to `max_seconds` are used, brought to 24 kHz mono, without the
     silence at their ends (`trim`), at `loudness` dBFS (None leaves it). `seed` chooses the held-out clips, and
-    `heldout` says how many they are (None: 5 %, at least 3 and at most 32).
+    `heldout` says how many they are (None: 5 %, at least 3 and at most 32). `consent` says who is speaking and what
+    they have agreed to; it travels into checkpoints and cards, and without it nothing can be published.
 
     The folder appears whole, by one rename. Prepared again from the same source it is opened at once; from a
     changed one it is made anew in the old one's place. Raises UserError when no clip is usable.
@@ -97,6 +99,7 @@ def prepare_dataset(
     source_hash = _hash_source(folder, files, options)
     if _prepared_from(out) == source_hash:
         with suppress(UserError):  # a folder that lost a clip is made again
+            write_consent(out, consent)
             return load_dataset(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(out)
@@ -106,6 +109,7 @@ def prepare_dataset(
         rows, heard = _make_clips(folder, recordings, partial, options, progress)
         _split(rows, seed, heldout)
         _write_manifest(partial, rows, options, str(source), source_hash)
+        write_consent(partial, consent or (DEMO_CONSENT if str(source) == "demo" else ""))
         _write_report(partial, rows, heard)
         _put_in_place(partial, out)
     finally:

@@ -61,3 +61,14 @@ def awake():
         return model
 
     return fill
+
+
+@pytest.fixture
+def tell(request):
+    """A function (case, injected, survived) that reports on a fault case; `tests/faults` has one of its own."""
+
+    def told(case: str, injected: int, survived: int) -> None:
+        print(f"{case} injected={injected} survived={survived} silent={injected - survived}")
+        assert injected == survived
+
+    return told

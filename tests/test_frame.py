@@ -27,13 +27,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # A file imports only from strictly lower layers. A new file is an edit here, and so is seen in review.
 LAYERS = {
     -1: "errors",
-    0: "config host pinyin numerals",
-    1: "audio text weights layers ode optim readings",
-    2: "dit unett mmdit vocoder data ingest asr scores",
+    0: "config host pinyin numerals provenance install",
+    1: "audio text weights layers ode optim readings push",
+    2: "dit unett mmdit vocoder data ingest asr scores repository",
     3: "cfm prepare lora report",
     4: "checkpoint",
-    5: "plan trainer inference card convert probe vocab",
-    6: "evaluate judge hub log widgets serve",
+    5: "plan trainer inference convert probe vocab backup",
+    6: "evaluate judge card log widgets serve",
+    7: "hub",
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names.split()}
 # Modules that belong to a host or come with ipywidgets, and so are nobody's dependency; and bigvgan, which is installed
