@@ -2,7 +2,7 @@
 
     <place>/<run>/
       resume-000400-1a2b3c4d5e6f7081.tar   what a run goes on from, in one file: its update and its sha256 are its name
-      exports/update_000400/               weights in half precision with config.json and vocab.txt: what `Voice.load` takes
+      exports/update_000400/               weights in half precision, config.json, vocab.txt: what `Voice.load` takes
 
 There is one resume file: the older one goes when the newer one has been read back and found whole, so whenever the
 machine disappears, a whole one is there. The exports are small and stay, the newest few of them. One file and not many,
@@ -46,8 +46,8 @@ _TRIES = 5
 class Backup:
     """A callback for `Trainer(callbacks=[...])`: copies every checkpoint that is saved to `place`.
 
-    place: "drive" (Colab's, mounted when needed), a folder, or "hub:user/name" (a private repository). exports: how many
-    of the small exports are kept. A copy that fails is told once and tried again; it never stops the training.
+    place: "drive" (Colab's, mounted when needed), a folder, or "hub:user/name" (a private repository). exports: how
+    many of the small exports are kept. A copy that fails is told once and tried again; it never stops the training.
     Raises UserError at once for a place that cannot be written.
     """
 
@@ -190,7 +190,8 @@ def mount_drive() -> Path:
     try:
         drive.mount("/content/drive")
     except Exception as error:
-        raise UserError(f"Google Drive was not mounted ({type(error).__name__}): allow it, or name another place") from None
+        why = type(error).__name__
+        raise UserError(f"Google Drive was not mounted ({why}): allow it, or name another place") from None
     return folder
 
 

@@ -1,7 +1,7 @@
 """Where a sound file comes from, written into the file itself and read back.
 
-Every sound that f5kit writes carries a comment, one line of JSON, where its format has a place for one: LIST/INFO in WAV,
-Vorbis comments in FLAC and Ogg, ID3 in MP3. Players show it as the comment.
+Every sound that f5kit writes carries a comment, one line of JSON, where its format has a place for one: LIST/INFO in
+WAV, Vorbis comments in FLAC and Ogg, ID3 in MP3. Players show it as the comment.
 
     {"generated": true, "model": "my_voice/update_000400/ema", "by": "f5kit 0.1.0"}
 
