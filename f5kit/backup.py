@@ -70,8 +70,8 @@ class Backup:
         if event["event"] == "start":
             self._target.name = trainer.run.path.resolve().name
             latest = trainer.run.latest() if trainer.run.checkpoints() else None
-            if latest and latest.update > (self._newest() or -1):  # the session before this one did not get there
-                self._stage(trainer.run, latest.path)
+            if latest:  # the session before this one may not have got there
+                self._stage(trainer.run, latest.path, only_newer=True)
         elif event["event"] == "save":
             self._stage(trainer.run, Path(event["path"]))
         self.blocked += time.monotonic() - started
@@ -84,13 +84,7 @@ class Backup:
             self._news.wait_for(lambda: not self._busy and self._waiting is None, timeout)
             return not self._busy and self._waiting is None and self.trouble is None
 
-    def _newest(self) -> int | None:
-        try:
-            return self._target.newest()
-        except (OSError, UserError):
-            return None
-
-    def _stage(self, run: RunFolder, checkpoint: Path) -> None:
+    def _stage(self, run: RunFolder, checkpoint: Path, only_newer: bool = False) -> None:
         """Links to the checkpoint's files and copies of the run's, which rotation and the next update leave alone."""
         stage = Path(tempfile.mkdtemp(prefix=f".backup-{checkpoint.name}-", dir=run.path))
         folder = stage / "resume" / "checkpoints" / checkpoint.name
@@ -101,6 +95,8 @@ class Backup:
         for name in ("run.json", "best.json", "events.jsonl"):
             if (run.path / name).is_file():
                 shutil.copyfile(run.path / name, stage / "resume" / name)
+        if only_newer:
+            (stage / "only_newer").touch()
         with self._news:
             older, self._waiting = self._waiting, stage
             self._news.notify_all()
@@ -131,6 +127,8 @@ class Backup:
             if self._waiting is not None and attempt:  # a newer checkpoint is worth more than another try
                 return
             try:
+                if (stage / "only_newer").is_file() and (self._target.newest() or -1) >= update:
+                    return
                 if not (stage / "exports").is_dir():
                     _write_export(stage)
                 self._target.put(stage, update, self.exports)

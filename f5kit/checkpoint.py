@@ -393,7 +393,7 @@ def _weights_file(folder: Path, weights: str) -> Path:
 def _build(config: ModelConfig, tokenizer: Tokenizer, tensors: dict[str, Tensor], origin: str, device: str) -> CFM:
     """A model with the given weights, checked name by name and shape by shape."""
     if max(config.depth, config.conv_layers) > len(tensors):  # else a config could name a million blocks
-        raise UserError(f"{origin} has {len(tensors)} tensors, too few for its config {config.name}: restore config.json")
+        raise UserError(f"{origin} has {len(tensors)} tensors, too few for its config {config.name}: restore it")
     with torch.device("meta"):  # no memory is spent on weights that are replaced at once
         model = CFM(config, tokenizer)
     tensors = from_published(tensors)

@@ -39,7 +39,7 @@ LAYERS = {
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names.split()}
 # Modules that belong to a host or come with ipywidgets, and so are nobody's dependency; and bigvgan, which is installed
 # without its dependencies, for some of them need a compiler: no extra can ask for that.
-FROM_HOST = {"google", "kaggle_secrets", "IPython", "bigvgan"}
+FROM_HOST = {"google", "kaggle_secrets", "IPython", "bigvgan", "pip"}
 
 
 # --- requirements ---------------------------------------------------------------------------------

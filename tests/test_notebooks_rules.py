@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import json
 import os
 import re
@@ -127,27 +126,25 @@ def test_install_cell_is_the_same_everywhere():
     cells = {next(cell.source for cell in code(name)) for name in NAMES}
     assert len(cells) == 1
     (source,) = cells
-    assert "import torch" not in source and "F5KIT_SOURCE" in source and "check=True" in source
+    assert "import torch" not in source and "F5KIT_SOURCE" in source and "install_missing" in source
 
 
 def run_install_cell(where: Path, **environment) -> subprocess.CompletedProcess:
     kept = {name: value for name, value in os.environ.items() if name not in ("F5KIT_SOURCE", "PYTHONPATH")}
     command = [sys.executable, "-c", code(NAMES[0])[0].source]
+    kept["PIP_TARGET"] = str(where / "installed")  # whatever went wrong, this Python stays as it is
     return subprocess.run(command, cwd=where, env=kept | environment, capture_output=True, text=True)
 
 
 def test_install_cell_takes_the_clone_it_stands_in(tmp_path):
     done = run_install_cell(ROOT / "notebooks", PYTHONPATH=str(ROOT), TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert not list(tmp_path.iterdir())  # nothing was to be installed
+    assert "nothing was installed" in done.stdout and not list(tmp_path.iterdir())
 
 
-def test_install_cell_keeps_what_the_host_has_and_fails_aloud(tmp_path):
+def test_install_cell_fails_aloud(tmp_path):
     done = run_install_cell(tmp_path, F5KIT_SOURCE="./nowhere.whl", TMPDIR=str(tmp_path), PIP_NO_INDEX="1")
-    assert done.returncode == 1 and "CalledProcessError" in done.stderr and "nowhere.whl" in done.stderr
-    pins = next(tmp_path.glob("*/keep.txt")).read_text().split()
-    assert f"torch=={importlib.metadata.version('torch')}" in pins
-    assert f"ipywidgets=={importlib.metadata.version('ipywidgets')}" in pins
+    assert done.returncode == 1 and "pip did not install ./nowhere.whl; its reason is above" in done.stderr
 
 
 @pytest.mark.parametrize("name", NAMES)
