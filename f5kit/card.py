@@ -10,7 +10,7 @@ from string import Template
 from f5kit.checkpoint import OWN_PRESETS, RunFolder
 from f5kit.config import ModelConfig
 from f5kit.convert import require_upstream
-from f5kit.data import load_dataset
+from f5kit.data import dataset_facts, load_dataset
 from f5kit.errors import UserError
 from f5kit.repository import card_facts, fetch_model, repository_name
 from f5kit.weights import PUBLISHED
@@ -64,7 +64,7 @@ def run_figures(run: RunFolder, weights: str) -> dict:
     facts["loss"] = state.get(f"loss_{weights}", (run.best or {}).get("loss"))  # of points between, best.json has it
     facts |= {"device": plan["device_name"], "trained_in": plan["train"]["precision"]}
     kept = checkpoint.path / "data.json"
-    told = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else run.data_facts()
+    told = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else dataset_facts(run.path)
     facts |= {"consent": told["consent"]} if told.get("consent") else {}
     for event in run.events():
         if event["event"] == "evaluate" and event["update"] == 0:

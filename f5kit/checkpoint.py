@@ -30,6 +30,7 @@ from torch import Tensor
 
 from f5kit.cfm import CFM
 from f5kit.config import PRESETS, ModelConfig
+from f5kit.data import dataset_facts
 from f5kit.errors import UserError
 from f5kit.readings import fitting_configs
 from f5kit.repository import fetch_model, own_config, repository_name
@@ -110,12 +111,6 @@ class RunFolder:
         """Where the dataset lies that the run was trained on."""
         return Path(os.path.normpath(self.path / self.info["dataset"]))
 
-    def data_facts(self) -> dict:
-        """Name, seconds, clips and consent of the run's dataset; {} when it is not there."""
-        file = self.dataset_folder / "dataset.json" if (self.path / "run.json").is_file() else Path()
-        info = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-        return {key: info[key] for key in ("name", "seconds", "clips", "consent") if key in info}
-
     def checkpoints(self) -> list[Checkpoint]:
         """Every checkpoint folder, oldest first, whether whole or not."""
         folders = sorted((self.path / "checkpoints").glob("update_*"))
@@ -183,7 +178,7 @@ class RunFolder:
         for name, group in tensors.items():
             write_tensors(partial / f"{name}.safetensors", group)
         write_meaning(partial, model)
-        write_json(partial / "data.json", self.data_facts())
+        write_json(partial / "data.json", dataset_facts(self.path))
         write_json(partial / "state.json", state)
         write_json(partial / "manifest.json", {f.name: file_hash(f) for f in sorted(partial.iterdir())})
         sync(partial)

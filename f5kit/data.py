@@ -272,6 +272,16 @@ def write_consent(folder: Path, consent: str) -> None:
         write_json(file, {**info, "consent": told})
 
 
+def dataset_facts(run: Path) -> dict:
+    """Name, seconds, clips and consent of the dataset that a run folder was trained on; {} when it is not there."""
+    try:
+        told = json.loads((run / "run.json").read_text(encoding="utf-8"))["dataset"]
+        info = json.loads((run / told / "dataset.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError):
+        return {}
+    return {key: info[key] for key in ("name", "seconds", "clips", "consent") if key in info}
+
+
 def load_dataset(folder: str | Path) -> Dataset:
     """Open a folder that `prepare_dataset` made.
 

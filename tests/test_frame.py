@@ -33,7 +33,7 @@ LAYERS = {
     3: "cfm prepare lora report",
     4: "checkpoint",
     5: "plan trainer inference convert probe vocab backup",
-    6: "evaluate judge card log widgets serve",
+    6: "evaluate judge card log widgets serve preflight",
     7: "hub",
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names.split()}

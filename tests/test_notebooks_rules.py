@@ -163,6 +163,31 @@ def test_02_and_03_differ_by_the_table_alone():
     assert parameters_of("02_finetune_t4") == parameters_of("03_finetune_a100")
 
 
+# Words that newcomers do not know, and how they are found in prose.
+GLOSSARY = {
+    "mel": r"\bmels?\b", "vocoder": r"\bvocoders?\b", "flow matching": r"\bflow.matching\b", "EMA": r"\bEMA\b",
+    "CFG": r"\bCFG\b", "NFE": r"\bNFE\b", "RTF": r"\bRTF\b", "WER": r"\bWER\b", "VRAM": r"\bVRAM\b",
+    "mixed precision": r"\bmixed.precision\b", "gradient accumulation": r"\bgradient.accumulation\b",
+    "checkpointing": r"\bcheckpointing\b", "LoRA": r"\bLoRA\b", "8-bit Adam": r"\b8-bit Adam\b",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("term", GLOSSARY)
+def test_each_term_is_explained_where_it_is_first_used(term):
+    """The first use, headings aside, is bold and followed by the explanation in parentheses."""
+    for name in NAMES:
+        for cell in notebook(name).cells:
+            prose = [line for line in cell.source.splitlines() if not line.startswith("#")]
+            text = " ".join(prose) if cell.cell_type == "markdown" else ""
+            first = re.search(GLOSSARY[term], text, re.IGNORECASE if term.islower() else 0)
+            if not first:
+                continue
+            explained = [m for m in re.finditer(r"\*\*[^*]+\*\* \(([^()]{30,})\)", text) if term in m[0].split("(")[0]]
+            assert explained and explained[0].start() <= first.start() < explained[0].end(), f"{name}: {text}"
+            return
+    raise AssertionError(f"no notebook uses {term!r}: take it out of the glossary, or explain it")
+
+
 def test_unknown_parameters_and_notebooks_are_errors(tmp_path):
     with pytest.raises(SystemExit, match="-p learnig_rate: none of .* has it; there are .*learning_rate"):
         run.main(["--workspace", str(tmp_path), "-p", "learnig_rate", "1e-5"])

@@ -15,7 +15,9 @@
 # %% [markdown]
 # ## Parameters
 # Leave `minutes` and `updates` at 0 and the plan derives them from how much voice there is; 0 as learning
-# rate is its choice too. `run_name` names the run folder (empty: like the voice). Two runs compare well
+# rate is its choice too. `run_name` names the run folder (empty: like the voice). `backup` names where copies
+# of the run go while it trains, and where a new session finds them: Google Drive, a private repository of the
+# Hub, or a folder (on Kaggle nothing is needed: the output of a saved version stays). Two runs compare well
 # when all but one value agree.
 
 # %% [parameters]
@@ -30,6 +32,7 @@ optimizer = "auto"  #@param ["auto", "adamw", "adamw8bit"]
 precision = "auto"  #@param ["auto", "fp32", "bf16", "fp16"]
 seed = 0  #@param {type:"integer"}
 wandb = False  #@param {type:"boolean"}
+backup = ""  #@param ["", "drive", "hub:you/my-runs"] {allow-input: true}
 demo = False  #@param {type:"boolean"}
 
 # %% [markdown]
@@ -107,10 +110,12 @@ players({"recorded": dataset.path(sentence), "before": before})
 # %% [markdown]
 # ## Train
 # Progress, the loss curve and fresh samples appear below. Every checkpoint is whole on the disk before it
-# counts, so you may stop at any time and run this cell again.
+# counts, so you may stop at any time and run this cell again. With `backup`, a session that was cut off goes on
+# from its last copy.
 
 # %%
 from f5kit import SampleCallback, Trainer, UserError
+from f5kit.backup import Backup, restore_run
 from f5kit.log import WandbLogger
 from f5kit.widgets import live_progress
 
@@ -119,6 +124,9 @@ if not plan.fits:
 samples = SampleCallback(dataset, sentence.text, seed=seed, vocoder=vocoder)
 callbacks = [samples, live_progress(samples)]
 callbacks += [WandbLogger("f5kit", run_name)] if wandb else []
+if backup:
+    callbacks.append(Backup(backup))
+    restore_run(backup, run_dir)
 run = Trainer(plan, dataset, run_dir, callbacks).fit()
 run
 
@@ -141,7 +149,8 @@ picture
 # %% [markdown]
 # ## After
 # The same sentence again. The newest samples come last; *raw* are the weights as trained, *ema* their
-# running average, which lags behind in a short run. Notebook 04 compares them with care.
+# **EMA** (exponential moving average: a running average of the weights), which is calmer and lags behind in a
+# short run. Notebook 04 compares them with care.
 
 # %%
 made = sorted((run.path / "samples").glob("update_*.wav"))
