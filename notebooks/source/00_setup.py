@@ -131,7 +131,8 @@ players(sounds)
 
 # %%
 result = {"notebook": "<<name>>", "seconds": round(time.time() - started, 1), "host": str(host)}
-result |= {"preflight": check.rows, "versions": versions, "vocoder": vocoder.name, "sounds": [str(path) for path in sounds.values()]}
+result |= {"preflight": check.rows, "versions": versions, "vocoder": vocoder.name}
+result["sounds"] = [str(path) for path in sounds.values()]
 path = root / "results" / "<<name>>" / "result.json"
 path.parent.mkdir(parents=True, exist_ok=True)
 path.write_text(json.dumps(result, indent=2))
