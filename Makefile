@@ -3,7 +3,7 @@
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test parity notebooks lint clean
+.PHONY: help demo test parity hosts notebooks lint clean
 .DELETE_ON_ERROR:
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10))
@@ -21,6 +21,7 @@ help:
 	@echo "make demo       run the notebooks offline on the embedded voice; sound and report land in runs/demo/"
 	@echo "make test       lint, unit tests, every notebook"
 	@echo "make parity     compare live with the f5-tts package"
+	@echo "make hosts      the notebooks in copies of Colab's and Kaggle's versions, and from a wheel"
 	@echo "make notebooks  write notebooks/*.ipynb from notebooks/source/"
 	@echo "make lint       ruff on code and notebooks"
 	@echo "make clean      remove the environments and caches; data and runs stay"
@@ -38,6 +39,9 @@ parity: $(PARITY)/.installed
 	$(PARITY)/bin/python tests/parity/compare_text.py
 	$(PARITY)/bin/python tests/parity/compare.py
 	$(PARITY)/bin/python tests/parity/compare_checkpoints.py
+
+hosts: $(STAMP)
+	$(PY) -m pytest -m hosts tests/test_hosts.py tests/test_wheel.py
 
 notebooks: $(STAMP)
 	$(PY) notebooks/build.py

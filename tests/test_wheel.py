@@ -1,9 +1,10 @@
-"""A wheel of the project holds the embedded voices and the notebooks, and the road runs from it, without the sources."""
+"""A wheel of the project holds the embedded voices and the notebooks, and the road runs from it without the sources."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -24,9 +25,7 @@ def wheel(tmp_path_factory) -> Path:
     for name in filter(None, listed.stdout.split("\0")):
         if (ROOT / name).is_file() and name.startswith(("f5kit/", "notebooks/", "pyproject", "README", "LICENSE")):
             (folder / "sources" / name).parent.mkdir(parents=True, exist_ok=True)
-            os.link(ROOT / name, folder / "sources" / name) if os.stat(ROOT).st_dev == os.stat(folder).st_dev else (
-                folder / "sources" / name
-            ).write_bytes((ROOT / name).read_bytes())
+            shutil.copyfile(ROOT / name, folder / "sources" / name)
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder)]
     done = subprocess.run([*command, str(folder / "sources")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
