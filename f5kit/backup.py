@@ -41,6 +41,7 @@ _RESUME = re.compile(r"resume-(\d{6,})-([0-9a-f]{16})\.tar")
 _INSIDE = re.compile(r"(run|best)\.json|events\.jsonl|checkpoints/update_\d{6,}/[A-Za-z0-9_][\w.-]*")
 _BLOCK = 1 << 20
 _TRIES = 5
+_END = 900.0  # seconds to wait for the last copy when the run is done
 
 
 class Backup:
@@ -75,8 +76,8 @@ class Backup:
         elif event["event"] == "save":
             self._stage(trainer.run, Path(event["path"]))
         self.blocked += time.monotonic() - started
-        if event["event"] == "end":
-            self.wait()
+        if event["event"] == "end" and not self.wait(_END):
+            print(f"the last copy to {self.place} is not there yet ({self.trouble or 'it is on its way'})")
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until nothing is to be copied. Returns whether all of it is there."""

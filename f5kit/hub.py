@@ -19,7 +19,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -200,7 +200,8 @@ def verify_export(
     if not Path(source).is_dir():
         with tempfile.TemporaryDirectory(prefix="f5kit-verify-") as folder:
             _download(str(source), token, Path(folder))
-            return verify_export(folder, text, original, steps=steps, seed=seed)
+            heard = verify_export(folder, text, original, steps=steps, seed=seed)
+            return replace(heard, why=heard.why.replace(folder, str(source)))
     folder = Path(source)
     device = original.model.device.type if original else None
     voice = Voice.load(folder, vocoder=original.vocoder if original else "auto", device=device)

@@ -169,9 +169,14 @@ def _list(repo_id: str) -> tuple[list[str], str, str | bool]:
 
 
 def _cached(repo_id: str) -> Path:
-    from huggingface_hub import snapshot_download
+    """The newest revision of a repository in the cache. A commit that was fetched has no name there but its own."""
+    from huggingface_hub import constants
 
-    return Path(snapshot_download(repo_id, local_files_only=True))
+    snapshots = Path(constants.HF_HUB_CACHE, f"models--{repo_id.replace('/', '--')}", "snapshots")
+    found = sorted(snapshots.iterdir(), key=lambda p: p.stat().st_mtime) if snapshots.is_dir() else []
+    if not found:
+        raise UserError(f"there is no folder {repo_id} here, and it is not in the cache: switch HF_HUB_OFFLINE off")
+    return found[-1]
 
 
 def _fetch(repo_id: str, revision: str, names: Sequence[str], token: str | bool) -> Path:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,18 +27,31 @@ from f5kit.weights import read_tensors
 TOKEN = "hf_" + "copyToken" * 4
 
 
-def planned(dataset, updates: int):
-    plan = plan_run("tiny", dataset, detect_host("cpu"), updates=updates, update_frames=600, micro_frames=600)
-    return plan
+class Cut(Exception):
+    """The session ends."""
+
+
+def planned(dataset):
+    """Four updates, a checkpoint at the second."""
+    plan = plan_run("tiny", dataset, detect_host("cpu"), updates=4, update_frames=600, micro_frames=600)
+    return replace(plan, train=replace(plan.train, save_every=2))
 
 
 @pytest.fixture(scope="module")
 def trained(dataset, tmp_path_factory):
-    """A run of two updates, and a copy of it in a folder."""
+    """A run that was cut off after its third update, and a copy of its checkpoint in a folder."""
+
+    def cut(event, trainer):
+        if event["event"] == "update" and event["update"] == 3:
+            raise Cut
+
     folder = tmp_path_factory.mktemp("trained")
     copies = Backup(folder / "copies")
-    run = Trainer(planned(dataset, 2), dataset, folder / "runs" / "my_voice", [copies]).fit()
-    return run, folder / "copies", copies
+    trainer = Trainer(planned(dataset), dataset, folder / "runs" / "my_voice", [copies, cut])
+    with pytest.raises(Cut):
+        trainer.fit()
+    assert copies.wait(300)
+    return trainer.run, folder / "copies", copies
 
 
 class Speaker:
@@ -80,11 +94,11 @@ def test_exports_are_small_and_speakable(trained):
 
 def test_a_restored_run_goes_on_as_if_it_had_never_stopped(trained, dataset, tmp_path):
     _, place, _ = trained
-    whole = Trainer(planned(dataset, 4), dataset, tmp_path / "whole").fit()
+    whole = Trainer(planned(dataset), dataset, tmp_path / "whole").fit()
     where = tmp_path / "runs" / "my_voice"
     restore_run(place, where)
     copies = Backup(tmp_path / "copies")
-    Trainer(planned(dataset, 4), dataset, where, [copies]).fit()
+    Trainer(planned(dataset), dataset, where, [copies]).fit()
     expected = read_tensors(whole.latest().path / "model.safetensors")
     found = read_tensors(RunFolder(where).latest().path / "model.safetensors")
     assert found.keys() == expected.keys() and all(torch.equal(found[k], expected[k]) for k in expected)

@@ -186,7 +186,7 @@ def to_upstream(table: Table, case: str, dataset: Dataset, work: Path, seed: int
 
 
 def published_to_upstream(table: Table, case: str, dataset: Dataset, work: Path, seed: int) -> None:
-    """A published folder, as it stands, in upstream's own loader: it holds fp16, so the weights agree to its rounding."""
+    """A published folder, as it stands, in upstream's own loader: the fp16 weights that it holds, read by both."""
     folder = build_export(work / "run", work / "published", language="en", consent="Synthetic.", licence="mit")
     ours, theirs = load_model(folder), load_upstream(folder)
     table.add(case, "fp16", "published folder in upstream: weights", weights_differ(ours, theirs.state_dict()), 0)
