@@ -16,10 +16,12 @@ import torch
 from hub_server import serve
 
 from f5kit import backup as backup_module
-from f5kit.backup import Backup, FolderPlace, open_place, restore_run
+from f5kit import places
+from f5kit.backup import Backup, restore_run, restore_workspace
 from f5kit.checkpoint import RunFolder, load_model
 from f5kit.errors import UserError
 from f5kit.host import detect_host
+from f5kit.places import FolderPlace, open_place
 from f5kit.plan import plan_run
 from f5kit.trainer import Trainer
 from f5kit.weights import read_tensors
@@ -136,7 +138,7 @@ def test_a_copy_that_breaks_off_leaves_the_older_one(trained, tmp_path, monkeypa
     before = contents(place)
     size = next((place / "my_voice").glob("resume-*")).stat().st_size
     run.latest().path.rename(run.path / "checkpoints" / "update_000007")
-    original, survived = backup_module._Hashing.write, 0
+    original, survived = places._Hashing.write, 0
     for tenth in range(10):
         written = [0]
 
@@ -147,14 +149,14 @@ def test_a_copy_that_breaks_off_leaves_the_older_one(trained, tmp_path, monkeypa
                 raise OSError(107, "Transport endpoint is not connected")
             return original(self, data)
 
-        monkeypatch.setattr(backup_module._Hashing, "write", write)
+        monkeypatch.setattr(places._Hashing, "write", write)
         monkeypatch.setattr(backup_module, "_TRIES", 1)
         save(copies, run)
         assert not copies.wait(60) and copies.trouble == "OSError"
         there = {n: d for n, d in contents(place).items() if "/.partial-" not in n}
         survived += there == before and restore_run(place, tmp_path / f"back{tenth}" / "my_voice").latest().update == 2
     assert survived == 10
-    monkeypatch.setattr(backup_module._Hashing, "write", original)
+    monkeypatch.setattr(places._Hashing, "write", original)
     save(copies, run)  # the connection is back
     assert copies.wait(60) and copies.trouble is None
     assert [p.name[:13] for p in (place / "my_voice").glob("*resume-*")] == ["resume-000007"]
@@ -164,7 +166,7 @@ def test_what_was_written_is_read_back(trained, tmp_path, monkeypatch):
     """A disk that says yes and keeps something else is noticed before the older copy goes."""
     run = RunFolder(shutil.copytree(trained[0].path, tmp_path / "my_voice"))
     copies = Backup(tmp_path / "copies", pause=0.01)
-    original = backup_module._write_tar
+    original = places._write_tar
 
     def lying(folder, target):
         told = original(folder, target)
@@ -173,7 +175,7 @@ def test_what_was_written_is_read_back(trained, tmp_path, monkeypatch):
         target.write_bytes(data)
         return told
 
-    monkeypatch.setattr(backup_module, "_write_tar", lying)
+    monkeypatch.setattr(places, "_write_tar", lying)
     monkeypatch.setattr(backup_module, "_TRIES", 1)
     save(copies, run)
     assert not copies.wait(60) and "is not what was written" in copies.trouble
@@ -202,7 +204,7 @@ def test_killed_while_copying(trained, tmp_path):
     (stage / "resume" / "checkpoints" / "update_000008" / "more.safetensors").write_bytes(os.urandom(1 << 26))
     shutil.copytree(place / "my_voice" / "exports" / "update_000002", stage / "exports" / "update_000008")
     code = (
-        "import sys, pathlib\nfrom f5kit.backup import FolderPlace\nplace = FolderPlace(pathlib.Path(sys.argv[1]))\n"
+        "import sys, pathlib\nfrom f5kit.places import FolderPlace\nplace = FolderPlace(pathlib.Path(sys.argv[1]))\n"
         "place.name = 'my_voice'\nprint('go', flush=True)\nplace.put(pathlib.Path(sys.argv[2]), 8, 3)\n"
     )
     for delay in (0.005, 0.02, 0.05):
@@ -232,6 +234,25 @@ def test_places_that_cannot_serve_are_told(tmp_path, monkeypatch):
         open_place("hub:you/runs")
     with pytest.raises(UserError, match="'hub:runs' names no repository"):
         open_place("hub:runs")
+
+
+def test_a_saved_version_goes_on_as_an_input(trained, dataset, tmp_path):
+    """Kaggle: the output of the version before is mounted, read-only, below /kaggle/input."""
+    old = tmp_path / "input" / "my-notebook" / "f5kit_workspace"
+    shutil.copytree(trained[0].path, old / "runs" / "my_voice")
+    shutil.copytree(dataset.folder, old / "data" / "my_voice")
+    (old / "runs" / "my_voice" / ".left").touch()
+    root = tmp_path / "working" / "f5kit_workspace"
+    assert restore_workspace(root, tmp_path / "input") == ["data/my_voice", "runs/my_voice"]
+    assert RunFolder(root / "runs" / "my_voice").latest().update == 2
+    assert not (root / "runs" / "my_voice" / ".left").exists()
+    assert restore_workspace(root, tmp_path / "input") == []
+    (old / "runs" / "my_voice" / "checkpoints" / "update_000002").rename(
+        old / "runs" / "my_voice" / "checkpoints" / "update_000009"
+    )
+    assert restore_workspace(root, tmp_path / "input") == ["runs/my_voice"]
+    assert [c.update for c in RunFolder(root / "runs" / "my_voice").checkpoints()] == [9]
+    assert restore_workspace(root, tmp_path / "nowhere") == []
 
 
 @pytest.fixture

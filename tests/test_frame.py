@@ -30,7 +30,7 @@ LAYERS = {
     0: "config host pinyin numerals provenance install",
     1: "audio text weights layers ode optim readings push",
     2: "dit unett mmdit vocoder data ingest asr scores repository",
-    3: "cfm prepare lora report",
+    3: "cfm prepare lora report places",
     4: "checkpoint",
     5: "plan trainer inference convert probe vocab backup",
     6: "evaluate judge card log widgets serve preflight",

@@ -18,9 +18,9 @@ sys.path.insert(0, str(HOSTS))
 
 import imitate  # noqa: E402
 
-from f5kit.backup import mount_drive  # noqa: E402
 from f5kit.errors import UserError  # noqa: E402
 from f5kit.host import secret  # noqa: E402
+from f5kit.places import mount_drive  # noqa: E402
 
 
 @pytest.mark.hosts

@@ -44,10 +44,12 @@ import json
 import time
 from pathlib import Path
 
+from f5kit.backup import restore_workspace
 from f5kit.host import workspace_root
 
 started = time.time()
 root = Path(workspace or workspace_root() / "f5kit_workspace").resolve()
+restore_workspace(root)  # on Kaggle: the output of an earlier version, added as an input
 run_name = run_name or voice
 if demo:
     base_model, updates = "starter", updates or 300

@@ -39,10 +39,12 @@ import time
 from pathlib import Path
 
 from f5kit import RunFolder, UserError
+from f5kit.backup import restore_workspace
 from f5kit.host import workspace_root
 
 started = time.time()
 root = Path(workspace or workspace_root() / "f5kit_workspace").resolve()
+restore_workspace(root)  # on Kaggle: the output of an earlier version, added as an input
 run = RunFolder(root / "runs" / (run_name or voice))
 file = root / "results" / "01_prepare_data" / "result.json"
 judged = root / "judged" / run.path.name
