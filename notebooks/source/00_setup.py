@@ -81,8 +81,9 @@ table(versions)
 # %% [markdown]
 # ## From a recording to a mel spectrogram and back
 # The model sees and makes **mel spectrograms** (pictures of sound: how loud each of 100 bands of pitch is, 94
-# times a second); a **vocoder** (a network of its own) turns them into sound. Here a recording goes there and
-# back without any model in between: this copy is the best that any voice on this machine can sound.
+# times a second), and a **vocoder** (a network of its own that turns such pictures into sound) does the rest.
+# Here a recording goes there and back without any model in between: this copy is the best that any voice on
+# this machine can sound.
 
 # %%
 from f5kit import load_vocoder, log_mel, read_audio
