@@ -120,8 +120,7 @@ try:
 except UserError as error:
     print(f"The embedded voice speaks: {error}.")
     speaker = Voice.load("starter", vocoder=vocoder)
-begun = time.time()
-speech = speaker.speak(text, seed=seed)
+begun, speech = time.time(), speaker.speak(text, seed=seed)
 print(speaker, f"RTF {(time.time() - begun) / speech.seconds:.2f} on {host.device_name}", sep="\n")
 sounds["first"] = speech.save(root / "sounds" / "00_first.wav")
 players(sounds)

@@ -30,8 +30,8 @@ seed = 0  #@param {type:"integer"}
 demo = False  #@param {type:"boolean"}
 
 # %% [markdown]
-# What notebook 01 was told about this voice is read from its result, when that result is about the same
-# voice. Without a statement of consent there is no card, and without a card no voice should travel.
+# The voice is a run folder in the workspace, as notebook 02 or 03 left it and notebook 04 chose from it; on
+# Kaggle, one in the output of an earlier version is brought in first.
 
 # %%
 import json
@@ -46,6 +46,12 @@ started = time.time()
 root = Path(workspace or workspace_root() / "f5kit_workspace").resolve()
 restore_workspace(root)  # on Kaggle: the output of an earlier version, added as an input
 run = RunFolder(root / "runs" / (run_name or voice))
+
+# %% [markdown]
+# What notebook 01 was told about this voice is read from its result, when that result is about the same
+# voice. Without a statement of consent there is no card, and without a card no voice should travel.
+
+# %%
 file = root / "results" / "01_prepare_data" / "result.json"
 judged = root / "judged" / run.path.name
 if file.is_file() and (told := json.loads(file.read_text()))["voice"] == voice:
