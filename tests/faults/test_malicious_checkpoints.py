@@ -26,6 +26,7 @@ from f5kit.convert import open_model  # noqa: E402
 from f5kit.errors import UserError  # noqa: E402
 from f5kit.text import english_vocab  # noqa: E402
 
+
 class Calls:
     """What a pickle of it does when it is read without restriction: it calls a function."""
 
