@@ -3,7 +3,7 @@
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test parity hosts notebooks lint clean
+.PHONY: help demo test faults parity bench hosts notebooks lint clean
 .DELETE_ON_ERROR:
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10))
@@ -20,7 +20,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 help:
 	@echo "make demo       run the notebooks offline on the embedded voice; sound and report land in runs/demo/"
 	@echo "make test       lint, unit tests, every notebook"
+	@echo "make faults     broken inputs, kills, full disks, rotten bits and worse; one line a kind"
 	@echo "make parity     compare live with the f5-tts package"
+	@echo "make bench      speaking beside upstream's pipeline; writes benchmarks/results/"
 	@echo "make hosts      the notebooks in copies of Colab's and Kaggle's versions, and from a wheel"
 	@echo "make notebooks  write notebooks/*.ipynb from notebooks/source/"
 	@echo "make lint       ruff on code and notebooks"
@@ -31,14 +33,21 @@ demo: $(STAMP)
 
 test: lint
 	@echo "== unit tests"
-	$(PY) -m pytest tests $(addprefix --ignore=,$(wildcard $(NOTEBOOK_TESTS))) --durations=5
+	$(PY) -m pytest tests --ignore=tests/faults $(addprefix --ignore=,$(wildcard $(NOTEBOOK_TESTS))) --durations=5
 	@echo "== notebooks"
 	$(PY) -m pytest $(wildcard $(NOTEBOOK_TESTS)) --durations=5
+
+faults: $(STAMP)
+	$(PY) -m pytest tests/faults -q
 
 parity: $(PARITY)/.installed
 	$(PARITY)/bin/python tests/parity/compare_text.py
 	$(PARITY)/bin/python tests/parity/compare.py
 	$(PARITY)/bin/python tests/parity/compare_checkpoints.py
+
+bench: $(PARITY)/.installed $(STAMP)
+	$(PARITY)/bin/python benchmarks/speak.py
+	$(PY) benchmarks/speak.py --words
 
 hosts: $(STAMP)
 	$(PY) -m pytest -m hosts tests/test_hosts.py tests/test_wheel.py
@@ -65,13 +74,13 @@ endef
 
 $(STAMP): pyproject.toml constraints.txt
 	$(call environment,$(VENV))
-	$(PY) -m pip install -q -c constraints.txt -e ".[notebooks,log,pinyin,numbers,judge,dev]"
+	$(PY) -m pip install -q -c constraints.txt -e ".[notebooks,log,pinyin,numbers,data,judge,dev]"
 	$(PY) -m pip install -q --no-deps $(shell grep '^resemblyzer==' constraints.txt)
 	@touch $@
 
 # f5-tts and bigvgan without their dependencies (gradio, torchcodec, pesq and their trees): the models need few of them.
 $(PARITY)/.installed: pyproject.toml constraints.txt tests/parity/requirements.txt
 	$(call environment,$(PARITY))
-	$(PARITY)/bin/python -m pip install -q -c constraints.txt -e . -r tests/parity/requirements.txt
+	$(PARITY)/bin/python -m pip install -q -c constraints.txt -e ".[data]" -r tests/parity/requirements.txt
 	$(PARITY)/bin/python -m pip install -q --no-deps f5-tts==1.1.22 bigvgan==2.4.1
 	@touch $@

@@ -1,8 +1,12 @@
-"""Judge a model on held-out sentences of a speaker it was trained on, beside the recordings and the controls.
+"""Judge a model on sentences it has not heard, of a speaker it was trained on, beside the recordings and the controls.
 
-    python benchmarks/judge_starter.py CORPUS --model starter --sentences 200 --processes 2
+    python benchmarks/judge_starter.py CORPUS --sentences 200 --processes 2
 
-CORPUS/heldout holds metadata.csv (name|text) and wavs/, as make_corpus.py leaves them. Writes
+    # the demo's finetuned voice, and what the starter voice made of its reference before
+    python benchmarks/judge_starter.py CORPUS --split demo --model runs/demo/runs/my_voice --before starter \
+        --processes 2 --out benchmarks/results/judge_demo.json
+
+CORPUS/heldout and CORPUS/demo hold metadata.csv (name|text) and wavs/, as make_corpus.py leaves them. Writes
 results/judge_starter.json (command, commit, hardware, versions, date, settings, the summary, and every sentence of
 every system), and the sounds with --sounds FOLDER.
 """
@@ -32,16 +36,16 @@ from f5kit.judge import COPY, OTHER_REFERENCE, SHUFFLED, judge, stranger
 from f5kit.report import RECORDINGS
 from f5kit.vocoder import load_vocoder
 
-VOICE = "voice"
+VOICE, BEFORE = "voice", "before"
 PACKAGES = ("f5kit", "torch", "pocketsphinx", "faster-whisper", "jiwer", "resemblyzer", "vocos")
 _voices: dict[str, Voice] = {}  # of a speaking process
 
 
 def read_corpus(folder: Path) -> list[tuple[Path, str]]:
-    """(recording, text) of every held-out clip."""
-    lines = (folder / "heldout" / "metadata.csv").read_text(encoding="utf-8").splitlines()
+    """(recording, text) of every clip."""
+    lines = (folder / "metadata.csv").read_text(encoding="utf-8").splitlines()
     names = (line.split("|", 1) for line in lines)
-    return [(folder / "heldout" / "wavs" / f"{name}.wav", text) for name, text in names]
+    return [(folder / "wavs" / f"{name}.wav", text) for name, text in names]
 
 
 def choose_reference(clips: list[tuple[Path, str]], wanted: str | None) -> tuple[Path, str]:
@@ -51,9 +55,9 @@ def choose_reference(clips: list[tuple[Path, str]], wanted: str | None) -> tuple
     return min(clips[-max(len(clips) // 4, 1) :], key=lambda clip: abs(len(read_audio(clip[0])) / 24_000 - 6))
 
 
-def open_voices(model: str, vocoder: str, references: dict, threads: int) -> None:
+def open_voices(vocoder: str, systems: dict, threads: int) -> None:
     torch.set_num_threads(threads)
-    for system, (path, text) in references.items():
+    for system, (model, path, text) in systems.items():
         _voices[system] = Voice.load(model, path, text, vocoder=vocoder)
         vocoder = _voices[system].vocoder
 
@@ -65,23 +69,23 @@ def say(task: tuple) -> tuple:
     return speech.audio.numpy(), speech.sample_rate
 
 
-def speak_all(options, references: dict, texts: list[str]) -> dict[str, list]:
-    """{system: sounds} of the model, in as many processes as asked for."""
+def speak_all(options, systems: dict, texts: list[str]) -> dict[str, list]:
+    """{system: sounds} of each (model, reference, its text), in as many processes as asked for."""
     settings = {"steps": options.steps, "cfg_strength": options.cfg_strength, "seed": options.seed}
-    tasks = [(system, text, settings) for system in references for text in texts]
+    tasks = [(system, text, settings) for system in systems for text in texts]
     threads = max(1, len(os.sched_getaffinity(0)) // options.processes)
     context = multiprocessing.get_context("spawn")
-    arguments = (options.model, options.vocoder, references, threads)
+    arguments = (options.vocoder, systems, threads)
     with ProcessPoolExecutor(options.processes, context, open_voices, arguments) as workers:
         said = list(tqdm(workers.map(say, tasks), total=len(tasks), desc="speaking", unit="sentence"))
     sounds = [(torch.from_numpy(audio), rate) for audio, rate in said]
-    return {system: sounds[i * len(texts) :][: len(texts)] for i, system in enumerate(references)}
+    return {system: sounds[i * len(texts) :][: len(texts)] for i, system in enumerate(systems)}
 
 
 def learned_text(model, corpus: Path, clips: int) -> dict:
     """The paired own-text/other-text loss on held-out clips."""
     with tempfile.TemporaryDirectory() as folder:
-        dataset = prepare_dataset(corpus / "heldout", Path(folder) / "heldout", heldout=10**6, progress=False)
+        dataset = prepare_dataset(corpus, Path(folder) / "heldout", heldout=10**6, progress=False)
         return asdict(text_advantage(model, dataset, clips=clips))
 
 
@@ -98,7 +102,9 @@ def versions() -> dict[str, str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("corpus", type=Path)
+    parser.add_argument("--split", default="heldout", help="heldout, or demo: the demo voice")
     parser.add_argument("--model", default="starter", help="what load_model takes")
+    parser.add_argument("--before", help="a model to set beside it, with the same reference")
     parser.add_argument("--sentences", type=int, default=200)
     parser.add_argument("--reference", help="name of the held-out clip to speak from")
     parser.add_argument("--other", default="rms_1", help="bundled clip of another speaker")
@@ -114,7 +120,7 @@ def main() -> None:
     options = parser.parse_args()
     started = time.monotonic()
 
-    clips = read_corpus(options.corpus)
+    clips = read_corpus(options.corpus / options.split)
     reference = choose_reference(clips, options.reference)
     judged = [clip for clip in clips if clip != reference][: options.sentences]
     texts = [text for _, text in judged]
@@ -124,7 +130,10 @@ def main() -> None:
     systems = {RECORDINGS: [(audio, 24_000) for audio in recorded]}
     copies = (vocoder.decode(log_mel(audio, model.config.mel)) for audio in recorded)
     systems[COPY] = [(audio, 24_000) for audio in tqdm(copies, total=len(texts), desc="copy synthesis")]
-    systems |= speak_all(options, {VOICE: reference, OTHER_REFERENCE: stranger(options.other)}, texts)
+    spoken = {VOICE: (options.model, *reference), OTHER_REFERENCE: (options.model, *stranger(options.other))}
+    if options.before:
+        spoken[BEFORE] = (options.before, *reference)
+    systems |= speak_all(options, spoken, texts)
     systems[SHUFFLED] = [*systems[VOICE][1:], systems[VOICE][0]]
     report = judge(
         systems, texts, recogniser=options.recogniser, pool=[text for _, text in clips], seed=options.seed,
@@ -141,7 +150,7 @@ def main() -> None:
         "command": "python benchmarks/judge_starter.py " + " ".join(sys.argv[1:]), "commit": commit.stdout.strip(),
         "date": date.today().isoformat(), "hardware": processor(), "versions": versions(), "settings": settings,
         "model": model.origin, "vocoder": str(vocoder), "reference": {"clip": reference[0].stem, "text": reference[1]},
-        "text_advantage": learned_text(model, options.corpus, options.sentences),
+        "text_advantage": learned_text(model, options.corpus / options.split, options.sentences),
         "seconds": round(time.monotonic() - started, 1), **report.to_dict(),
     }  # fmt: skip
     options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,7 +96,7 @@ class PocketSphinx(Recogniser):
 
     def _samples(self, audio: Tensor, sample_rate: int) -> bytes:
         """16-bit samples at 16 kHz, levelled, padded and under noise."""
-        audio = resample(audio.detach().cpu().float(), sample_rate, RATE)
+        audio = torch.from_numpy(_heard(audio, sample_rate))
         audio = audio * (self.PEAK / audio.abs().max().clamp(min=1e-6))
         audio = torch.nn.functional.pad(audio, [int(self.SILENCE * RATE)] * 2)
         audio = audio + self.NOISE * torch.randn(len(audio), generator=torch.Generator().manual_seed(0))
@@ -103,10 +104,15 @@ class PocketSphinx(Recogniser):
 
 
 class Whisper(Recogniser):
-    """faster-whisper (CTranslate2) with weights from a folder or the Hub; fp16 on a GPU, int8 on a CPU."""
+    """faster-whisper (CTranslate2) with weights from a folder or the Hub; fp16 on a GPU, int8 on a CPU.
 
-    def __init__(self, model: str | Path, language: str = "en", device: str = "cpu"):
-        """`model`: a folder in CTranslate2's layout, or a name such as "large-v3".
+    It can be the `transcriber` of `prepare_dataset`.
+    """
+
+    def __init__(
+        self, model: str | Path, language: str | None = "en", device: str = "cpu", compute: str | None = None
+    ):  # fmt: skip
+        """`model`: a folder in CTranslate2's layout, or a name such as "large-v3"; `language` None detects it.
 
         Raises UserError when the package or the weights can't be had.
         """
@@ -119,7 +125,7 @@ class Whisper(Recogniser):
         try:
             self._model = WhisperModel(
                 str(model), device=kind, device_index=torch.device(device).index or 0,
-                compute_type="float16" if kind == "cuda" else "int8",
+                compute_type=compute or ("float16" if kind == "cuda" else "int8"),
             )  # fmt: skip
         except Exception as error:  # the Hub's errors, the HTTP client's, and CTranslate2's RuntimeError
             raise UserError(
@@ -127,13 +133,30 @@ class Whisper(Recogniser):
                 "check the connection, name a folder that holds one, or choose pocketsphinx"
             ) from None
 
-    def transcribe(self, audio: Tensor, sample_rate: int) -> str:
-        sound = resample(audio.detach().cpu().float(), sample_rate, RATE).numpy()
+    def __call__(self, audio: Tensor, sample_rate: int, language: str | None = None) -> tuple[str, str]:
+        """What is said in (nw,), and its language: the one given, else the recogniser's, else the one that is heard."""
         # one temperature, and nothing of an earlier sound: the words depend on the sound alone
-        segments, _ = self._model.transcribe(
-            sound, language=self.language, beam_size=5, temperature=0.0, condition_on_previous_text=False
-        )
-        return " ".join(segment.text.strip() for segment in segments)
+        segments, info = self._model.transcribe(
+            _heard(audio, sample_rate), language=language or self.language, beam_size=5, temperature=0.0,
+            condition_on_previous_text=False,
+        )  # fmt: skip
+        return " ".join(segment.text.strip() for segment in segments).strip(), info.language
+
+    def transcribe(self, audio: Tensor, sample_rate: int) -> str:
+        return self(audio, sample_rate)[0]
+
+    def detect_language(self, clips: Sequence[Tensor], sample_rate: int) -> str:
+        """The language that most of some clips (nw,) seem to be in, each weighted by how sure the model is."""
+        votes: Counter = Counter()
+        for audio in clips:
+            name, probability, _ = self._model.detect_language(_heard(audio, sample_rate))
+            votes[name] += probability
+        return max(votes, key=votes.get)
+
+
+def _heard(audio: Tensor, sample_rate: int):
+    """(nw,) as an array at 16 kHz."""
+    return resample(audio.detach().cpu().float(), sample_rate, RATE).numpy()
 
 
 def load_recogniser(name: str = "auto", *, language: str = "en", device: str = "cpu") -> Recogniser:
@@ -158,7 +181,7 @@ def _best(language: str, device: str) -> Recogniser:
     small = WHISPER_ON_CPU if language == "en" else WHISPER_ON_CPU.removesuffix(".en")
     model = WHISPER_ON_GPU if torch.device(device).type == "cuda" else small
     try:
-        _look_for(model)
+        look_for(model)
         recogniser = Whisper(model, language, device)
         recogniser.why = f"the best that suits {'a GPU' if model == WHISPER_ON_GPU else 'a CPU'}"
     except UserError as error:
@@ -169,15 +192,16 @@ def _best(language: str, device: str) -> Recogniser:
     return recogniser
 
 
-def _look_for(model: str) -> None:
-    """Raise UserError at once where neither the cache nor the Hub has a model: a download alone retries for long."""
+def look_for(model: str) -> None:
+    """Raise UserError at once where a Whisper is neither a folder nor in the cache, and the Hub does not answer: a
+    download alone retries for long."""
     try:
         from faster_whisper.utils import download_model
         from huggingface_hub import constants, get_session
     except ImportError:
         raise UserError(f"recognition by Whisper needs faster-whisper: {EXTRA}") from None
     try:
-        download_model(model, local_files_only=True)
+        Path(model).is_dir() or download_model(model, local_files_only=True)
     except Exception:  # not in the cache, said in the library's own ways
         try:
             get_session().head(constants.ENDPOINT, timeout=3.0)

@@ -13,20 +13,20 @@ import importlib.machinery
 import io
 import math
 import os
-import struct
 import sys
 import types
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from f5kit.config import MelConfig
 from f5kit.errors import UserError
+from f5kit.media import open_sound
 from f5kit.provenance import Provenance, tag
 
-AUDIO_SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".aif", ".aiff", ".m4a")
 _WRITABLE = {".wav": "WAV", ".flac": "FLAC", ".mp3": "MP3", ".ogg": "OGG"}  # WAV and FLAC: 16 bit
 
 
@@ -90,59 +90,27 @@ def _no_compiled_half() -> types.ModuleType:
     return module
 
 
-def decode(path: str | Path, max_seconds: float | None = None) -> tuple[Tensor, int]:
-    """The samples of a file as they are: float32 (channels, nw), and their rate in Hz.
+def decode(path: str | Path | bytes, max_seconds: float | None = None, name: str = "it") -> tuple[Tensor, int]:
+    """The samples of a file (or of a file's bytes, called `name`) as they are: float32 (channels, nw), and their rate.
 
-    libsndfile tells the format by content, so an MP3 that is named .wav reads all the same. Recordings longer
-    than `max_seconds` are refused before they fill the memory.
+    Recordings longer than `max_seconds` are refused before they fill the memory.
 
     Raises UserError for a file that is missing, unreadable, empty, cut short or not finite.
     """
-    import soundfile
-
-    path = Path(path)
-    if not path.is_file():  # a pipe would be waited for without end
-        raise UserError(f"{path} is not a file" if path.exists() else f"there is no audio file {path}")
-    try:
-        info = soundfile.info(str(path))
-        if max_seconds is not None and info.frames > max_seconds * info.samplerate:
-            raise UserError(f"{path} lasts {info.duration:.2f} s, over {max_seconds:g} s; cut it at pauses")
-        samples, sample_rate = soundfile.read(str(path), dtype="float32", always_2d=True)
-    except (soundfile.LibsndfileError, RuntimeError, TypeError, MemoryError):
-        raise UserError(f"{path} cannot be read as audio; export it again as WAV or FLAC") from None
-    if len(samples) == 0:
-        raise UserError(f"{path} holds no samples; export it again")
-    declared = max(info.frames, _declared_wav_frames(path) or 0)
-    if declared - len(samples) > 0.05 * sample_rate:  # some recorders miscount by a few samples
-        raise UserError(
-            f"{path} is cut short: it holds {len(samples) / sample_rate:.2f} s of the "
-            f"{declared / sample_rate:.2f} s that its header promises; copy it again"
-        )
-    audio = torch.from_numpy(samples).T.contiguous()  # channels nw
-    if not bool(torch.isfinite(audio).all()):
-        raise UserError(f"{path} holds samples that are not finite numbers; export it again")
-    return audio, sample_rate
-
-
-def _declared_wav_frames(path: Path) -> int | None:
-    """How many frames a WAV header promises (libsndfile takes what is there); None if it does not say."""
-    with open(path, "rb") as file:
-        riff, _, wave = struct.unpack("<4sI4s", file.read(12).ljust(12, b"\0"))
-        if riff != b"RIFF" or wave != b"WAVE":
-            return None
-        block_align = 0
-        while len(header := file.read(8)) == 8:
-            name, size = struct.unpack("<4sI", header)
-            if name == b"data":
-                streamed = size == 0 or size >= 0x7FFFF000  # written by a pipe that could not know the end
-                return None if streamed or not block_align else size // block_align
-            if name == b"fmt ":
-                coding, block_align = struct.unpack("<H10xH", file.read(size)[:14].ljust(14, b"\0"))
-                if coding not in (1, 3, 0xFFFE):  # in compressed audio a block is not a frame
-                    return None
-            else:
-                file.seek(size + size % 2, os.SEEK_CUR)
-    return None
+    name = name if isinstance(path, bytes) else str(path)
+    sound = open_sound(path, name)
+    limit = math.inf if max_seconds is None else max_seconds * sound.rate
+    blocks, count = [], sound.declared
+    if count <= limit:
+        count = 0
+        for block in sound.blocks:
+            blocks.append(block)
+            count += len(block)
+            if count > limit:
+                break
+    if count > limit:
+        raise UserError(f"{name} lasts {count / sound.rate:.2f} s, over {max_seconds:g} s; cut it at pauses")
+    return torch.from_numpy(np.concatenate(blocks).T.copy()), sound.rate  # channels nw
 
 
 def to_mono(audio: Tensor) -> tuple[Tensor, bool]:
@@ -221,8 +189,6 @@ class Levels:
     """Largest magnitude; 1.0 is full scale."""
     rms_dbfs: float
     """Root mean square in dB below full scale, without DC; -120 for digital silence."""
-    noise_dbfs: float
-    """Level of the quietest tenth of its 20 ms frames in dB below full scale: the noise, where there are pauses."""
     clipped: float
     """Share of samples in flat tops: runs of three or more at the very largest magnitude."""
     leading: float
@@ -234,13 +200,10 @@ class Levels:
 def measure_levels(audio: Tensor, sample_rate: int) -> Levels:
     """Levels of (nw,). A flat top shows only before resampling and levelling, so measure what was decoded."""
     first, last = _speech_bounds(audio, sample_rate, top_db=45.0)
-    power = _frame_power(audio, sample_rate)
-    quiet = power.kthvalue(1 + len(power) // 10).values if len(power) else torch.zeros(())
     return Levels(
         peak=float(audio.abs().max()),
         rms_dbfs=_decibel(float((audio - audio.mean()).square().mean())),
-        noise_dbfs=_decibel(float(quiet)),
-        clipped=_flat_tops(audio),
+        clipped=float(flat_tops(audio).mean()),
         leading=first / sample_rate,
         trailing=(len(audio) - last) / sample_rate,
     )
@@ -264,35 +227,48 @@ def match_loudness(audio: Tensor, target_dbfs: float = -23.0, max_peak: float = 
     return audio * min(10 ** (target_dbfs / 20) / power**0.5, max_peak / peak)
 
 
+def match_lufs(audio: Tensor, sample_rate: int, target: float = -23.0, max_peak: float = 0.99) -> Tensor:
+    """(nw,) brought to `target` LUFS (ITU-R BS.1770, by pyloudnorm), or as near as its peak allows.
+
+    What is shorter than the standard's 0.4 s is measured as if it were repeated. Silence stays.
+    """
+    import pyloudnorm
+
+    heard = audio.double().numpy()
+    block = round(0.4 * sample_rate) + 1
+    if len(heard) < block:
+        heard = np.tile(heard, -(-block // len(heard)))
+    with np.errstate(divide="ignore"):
+        loudness = pyloudnorm.Meter(sample_rate).integrated_loudness(heard)
+    if not math.isfinite(loudness):  # all of it below the gate of -70
+        return audio
+    return audio * min(10 ** ((target - loudness) / 20), max_peak / float(audio.abs().max()))
+
+
 def _decibel(power: float) -> float:
     return 10 * math.log10(max(power, 1e-12))
 
 
-def _flat_tops(audio: Tensor) -> float:
+def flat_tops(audio: Tensor) -> Tensor:
+    """Which samples of (nw,) lie in flat tops, runs of three or more at the very largest magnitude: 1.0 or 0.0."""
     limit = audio.abs().max()
     if len(audio) < 3 or limit < 0.05:  # a few quantisation steps repeat by nature
-        return 0.0
-    top = (audio.abs() >= limit).float()
-    runs = top.unfold(0, 3, 1).amin(-1)  # 1 where three tops follow each other
-    spread = torch.nn.functional.conv1d(runs[None, None], torch.ones(1, 1, 3), padding=2)[0, 0]
-    return float((spread > 0).float().mean())
-
-
-def _frame_power(audio: Tensor, sample_rate: int) -> Tensor:
-    """Mean square of 20 ms frames, 10 ms apart, without DC: (frames,), none for less than two frames."""
-    frame = max(1, sample_rate // 50)
-    if len(audio) < 2 * frame:
-        return audio.new_zeros(0)
-    return (audio - audio.mean()).square().unfold(0, frame, max(1, frame // 2)).mean(-1)
+        return torch.zeros_like(audio)
+    top = audio.abs() >= limit
+    runs = top[:-2] & top[1:-1] & top[2:]  # three tops follow each other
+    flat = torch.zeros_like(top)
+    for shift in range(3):
+        flat[shift : shift + len(runs)] |= runs
+    return flat.float()
 
 
 def _speech_bounds(audio: Tensor, sample_rate: int, top_db: float) -> tuple[int, int]:
     """First sample and one past the last sample of the frames within `top_db` of the loudest."""
     frame = max(1, sample_rate // 50)  # 20 ms
-    hop = max(1, frame // 2)
-    power = _frame_power(audio, sample_rate)
-    if len(power) == 0:
+    if len(audio) < 2 * frame:
         return 0, len(audio)
+    hop = max(1, frame // 2)
+    power = (audio - audio.mean()).square().unfold(0, frame, hop).mean(-1)
     loud = (power > power.max() * 10 ** (-top_db / 10)).nonzero().flatten()
     if len(loud) == 0:
         return 0, len(audio)

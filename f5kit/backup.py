@@ -26,9 +26,9 @@ from pathlib import Path
 
 import torch
 
-from f5kit.checkpoint import RunFolder, file_of
 from f5kit.errors import UserError
 from f5kit.places import INSIDE, link, open_place
+from f5kit.runs import RunFolder, file_of
 from f5kit.weights import TensorFile, write_tensors
 
 _TRIES = 5

@@ -7,12 +7,13 @@ from importlib import metadata
 from pathlib import Path
 from string import Template
 
-from f5kit.checkpoint import OWN_PRESETS, RunFolder
+from f5kit.checkpoint import OWN_PRESETS
 from f5kit.config import ModelConfig
 from f5kit.convert import require_upstream
-from f5kit.data import dataset_facts, load_dataset
+from f5kit.data import load_dataset
 from f5kit.errors import UserError
 from f5kit.repository import card_facts, fetch_model, repository_name
+from f5kit.runs import RunFolder, dataset_facts
 from f5kit.weights import PUBLISHED
 
 PUBLISHED_LICENCE = "cc-by-nc-4.0"  # of upstream's weights (F5-TTS, README); its code is MIT

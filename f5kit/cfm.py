@@ -122,17 +122,28 @@ class CFM(nn.Module):
         return mel * self.config.mel_std + self.config.mel_mean
 
     @torch.no_grad()
-    def letter_lengths(self, tokens: Sequence[int]) -> Tensor | None:
-        """Frames (nt,) that each token is expected to last; None where the model spreads no text by length."""
+    def letter_lengths(self, tokens: Sequence[int], mel: Tensor | None = None, spoken: int = 0) -> Tensor | None:
+        """Frames (nt,) that each token is expected to last; None where the model spreads no text by length.
+
+        The first `spoken` tokens are said in the raw mel (m d): they last as they do there, and the others follow at
+        that pace.
+        """
         if not self.config.letter_lengths:
             return None
-        return self.transformer.text_embed.lengths(torch.tensor([tokens], device=self.device))[0]
+        text = torch.tensor([tokens], device=self.device)
+        lengths = self.transformer.text_embed.lengths(text)[0]
+        if mel is None or not spoken:
+            return lengths
+        heard, _ = self.transformer.text_embed.align(text[:, :spoken], self.scale(mel[None].to(self.device)), None)
+        pace = len(mel) / lengths[:spoken].sum()
+        return torch.cat((heard[0, :spoken], pace * lengths[spoken:]))
 
     def forward(self, batch: Batch, draws: Draws) -> Tensor:
         """The flow-matching loss (F5-TTS, equation 4), SUMMED over the bins of the missing frames.
 
         Divide by `draws.span.sum() * d` for the mean that upstream reports. The trainer divides once, by the count of
-        the whole update, so that the result does not depend on how the update was cut into batches.
+        the whole update, so that the result does not depend on how the update was cut into batches. A model that
+        spreads its text by the lengths of letters is told them, and in training asked for them too.
         """
         mask = batch.mask
         x1 = zero_outside(self.scale(batch.mel), mask)
@@ -140,9 +151,17 @@ class CFM(nn.Module):
         x_t = (1 - t) * x0 + t * x1
         flow = x1 - x0
         cond = x1.masked_fill((draws.span | draws.drop_audio[:, None])[..., None], 0.0)
-        text = self.transformer.embed_text(batch.text, x1.shape[1], mask, draws.drop_text)
+        text, misread = self._text(batch, x1, mask, draws.drop_text)
         velocity = self.transformer(x_t, cond, text, draws.time, mask)
-        return (velocity.to(flow.dtype) - flow)[draws.span].square().sum()
+        return (velocity.to(flow.dtype) - flow)[draws.span].square().sum() + misread
+
+    def _text(self, batch: Batch, x1: Tensor, mask: Tensor | None, drop: Tensor) -> tuple[Tensor, Tensor | float]:
+        """The embedded text of clips whose mel is known, and what training asks for beside the velocity."""
+        n = x1.shape[1]
+        if not self.config.letter_lengths:
+            return self.transformer.embed_text(batch.text, n, mask, drop), 0.0
+        lengths, error = self.transformer.text_embed.align(batch.text, x1, mask, batch.letter_lengths)
+        return self.transformer.embed_text(batch.text, n, mask, drop, lengths), error if self.training else 0.0
 
     @torch.no_grad()
     def sample(
@@ -160,6 +179,7 @@ class CFM(nn.Module):
         method: str = "euler",
         seeds: Sequence[int] | int = 0,
         noise: Tensor | None = None,
+        letter_lengths: Sequence[Tensor] | None = None,
     ) -> Iterator[Tensor]:
         """Speak: yield x_t after every step, as raw mels (b n d); the last one is the result.
 
@@ -169,6 +189,7 @@ class CFM(nn.Module):
         `text` holds each item's tokens, for the reference and the new words together.
         `durations` are total frames, the reference included; each is at least one more than its text and reference.
         The noise of an item depends on its seed and its own length alone; `noise` (b n d) replaces it.
+        `letter_lengths` are each item's (nt,), as the method of that name gives them; else they are as expected.
         Classifier-free guidance: v + cfg_strength (v - v without mel and text), both in one pass (upstream, cfm.py).
 
         Raises UserError for an edit_mask of another shape than the reference.
@@ -183,7 +204,7 @@ class CFM(nn.Module):
             streams = [torch.Generator().manual_seed(s) for s in seeds]
             noise = [torch.randn(k, d, generator=g) for k, g in zip(durations, streams, strict=True)]
             noise = nn.utils.rnn.pad_sequence(noise, batch_first=True)
-        velocity = self._velocity(prompt, text, mask, cfg_strength, dtype)
+        velocity = self._velocity(prompt, text, mask, cfg_strength, dtype, letter_lengths)
         times = time_grid(steps, sway, epss, torch.promote_types(dtype, torch.float32)).to(device)
         for x in integrate(velocity, noise.to(device), times, method):
             yield torch.where(given, cond, self.unscale(x))
@@ -208,19 +229,22 @@ class CFM(nn.Module):
         kept = nn.functional.pad(kept.to(self.device), (0, behind))
         return cond, kept[..., None], durations
 
-    def _velocity(self, prompt: Tensor, text: Sequence[Sequence[int]], mask: Tensor | None, cfg_strength: float, dtype):
+    def _velocity(self, prompt: Tensor, text, mask: Tensor | None, cfg_strength: float, dtype, letter_lengths):
         """The function (t, x) -> velocity that the solver follows, with the text embedded once."""
         b, n, _ = prompt.shape
         tokens = nn.utils.rnn.pad_sequence([torch.tensor(t, dtype=torch.long) for t in text], True, -1)
         tokens = tokens.to(prompt.device)
         guided = cfg_strength > 1e-5
-        drop = None
+        drop, spread = None, ()
+        if letter_lengths is not None:
+            spread = (nn.utils.rnn.pad_sequence(list(letter_lengths), batch_first=True).to(prompt.device),)
         if guided:  # each item twice in one batch: as it is, and with mel and text withheld
             drop = torch.arange(2 * b, device=prompt.device) >= b
             tokens = torch.cat((tokens, tokens))
             prompt = torch.cat((prompt, torch.zeros_like(prompt)))
             mask = None if mask is None else torch.cat((mask, mask))
-        embedded = self.transformer.embed_text(tokens, n, mask, drop)
+            spread = tuple(torch.cat((lengths, lengths)) for lengths in spread)
+        embedded = self.transformer.embed_text(tokens, n, mask, drop, *spread)
         prompt = prompt.to(dtype)
 
         def velocity(t: Tensor, x: Tensor) -> Tensor:

@@ -1,28 +1,11 @@
-"""Run folders and the checkpoints in them, and loading a model from anywhere.
+"""Loading a model from anywhere: a preset, the Hub, a run, a checkpoint, an export, upstream's layout; and exporting.
 
-    runs/my_voice/
-      run.json                  the plan, the dataset (its path from here) and its manifest's hash
-      events.jsonl              one line for each thing that happened
-      best.json                 which checkpoint, raw or EMA, and why
-      checkpoints/update_000400/
-        model.safetensors       weights as trained ("raw")
-        ema.safetensors         their running average; ema_075: three quarters of the way there from the base
-        optimizer.safetensors   with these three and state.json a run resumes as if it had never stopped
-        config.json  vocab.txt  what the weights mean
-        data.json               what it was trained on: the dataset's name, minutes, and the speaker's consent
-        state.json              counters and held-out losses
-        manifest.json           sha256 of every file above, written last
-
-A checkpoint folder appears by one rename when all of it is on the disk. A folder whose files do not match its manifest
-is passed over, and the newest whole one is used.
+A folder of weights carries what they mean, config.json and vocab.txt. Weights without a config are not guessed at.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -30,191 +13,15 @@ from torch import Tensor
 
 from f5kit.cfm import CFM
 from f5kit.config import PRESETS, ModelConfig
-from f5kit.data import dataset_facts
 from f5kit.errors import UserError
 from f5kit.readings import fitting_configs
 from f5kit.repository import fetch_model, own_config, repository_name
+from f5kit.runs import WEIGHTS, RunFolder, file_of, write_meaning
 from f5kit.text import Tokenizer, english_vocab
-from f5kit.weights import (
-    TensorFile,
-    download_published,
-    file_hash,
-    from_published,
-    read_tensors,
-    refuse_pickle,
-    sync,
-    write_json,
-    write_tensors,
-)
+from f5kit.weights import TensorFile, download_published, from_published, read_tensors, refuse_pickle, write_tensors
 
-WEIGHTS = {"raw": "model.safetensors", "ema": "ema.safetensors"}
 OWN_PRESETS = ("tiny", "starter")  # small models of the kit, which read printable ASCII
 _EMBEDDED = {"starter": Path(__file__).with_name("starter_voice")}  # presets whose weights come with the package
-
-
-def file_of(weights: str) -> str:
-    """The file in a checkpoint folder that holds these weights: "raw", "ema", or others by their own name."""
-    return WEIGHTS.get(weights, f"{weights}.safetensors")
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """One checkpoint folder."""
-
-    path: Path
-    update: int
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def state(self) -> dict:
-        """Counters and held-out losses."""
-        return json.loads((self.path / "state.json").read_text(encoding="utf-8"))
-
-    def damage(self) -> str | None:
-        """What is wrong with the folder's files, or None when they all match the manifest."""
-        try:
-            manifest = json.loads((self.path / "manifest.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return "manifest.json is missing or damaged"
-        for name, expected in manifest.items():
-            file = self.path / name
-            if not file.is_file():
-                return f"{name} is missing"
-            if file_hash(file) != expected:
-                return f"{name} does not match its sha256"
-        return None
-
-
-class RunFolder:
-    """A training run on the disk."""
-
-    def __init__(self, path: str | Path):
-        self.path = Path(path)
-
-    def __repr__(self) -> str:
-        best = f"the best is {self.best['checkpoint']} {self.best['weights']}" if self.best else "none is chosen"
-        return f"{self.path}: {len(self.checkpoints())} checkpoints, {best}"
-
-    @property
-    def info(self) -> dict:
-        """run.json. Raises UserError when the folder holds no run."""
-        file = self.path / "run.json"
-        if not file.is_file():
-            raise UserError(f"{self.path} holds no run: it has no run.json; train first, or name another folder")
-        return json.loads(file.read_text(encoding="utf-8"))
-
-    @property
-    def dataset_folder(self) -> Path:
-        """Where the dataset lies that the run was trained on."""
-        return Path(os.path.normpath(self.path / self.info["dataset"]))
-
-    def checkpoints(self) -> list[Checkpoint]:
-        """Every checkpoint folder, oldest first, whether whole or not."""
-        folders = sorted((self.path / "checkpoints").glob("update_*"))
-        return [Checkpoint(folder, int(folder.name.removeprefix("update_"))) for folder in folders]
-
-    def latest(self) -> Checkpoint | None:
-        """The newest whole checkpoint; a damaged one is reported and passed over."""
-        for checkpoint in reversed(self.checkpoints()):
-            damage = checkpoint.damage()
-            if damage is None:
-                return checkpoint
-            print(f"{checkpoint.path} is damaged ({damage}); looking for an older one")
-        return None
-
-    @property
-    def best(self) -> dict | None:
-        """{"checkpoint", "weights", "loss", "why", "by"}, or None before the first checkpoint."""
-        file = self.path / "best.json"
-        return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
-
-    def choose(
-        self, checkpoint: str, weights: str, why: str, loss: float | None = None, by: str = "user"
-    ) -> None:
-        """Point `best.json` at a checkpoint ("update_000400") and at its "raw", "ema" or added weights.
-
-        The trainer chooses by="trainer" and changes its mind as the loss falls; a user's choice it leaves alone.
-        """
-        if not (self.path / "checkpoints" / checkpoint / file_of(weights)).is_file():
-            raise UserError(f"{self.path} has no {weights} weights of {checkpoint}")
-        best = {"checkpoint": checkpoint, "weights": weights, "loss": loss, "why": why, "by": by}
-        write_json(self.path / "best.json", best)
-
-    def checkpoint(self, name: str | None = None) -> Checkpoint:
-        """The checkpoint of that name; without a name the best one, else the newest whole one."""
-        name = name or (self.best["checkpoint"] if self.best else None)
-        found = [c for c in self.checkpoints() if c.name == name] if name else [c for c in [self.latest()] if c]
-        if not found:
-            there = ", ".join(c.name for c in self.checkpoints()) or "none"
-            raise UserError(f"{self.path} has no checkpoint {name or ''}; there are: {there}")
-        return found[0]
-
-    def events(self) -> list[dict]:
-        """All events so far. A line torn by a crash is left out."""
-        file = self.path / "events.jsonl"
-        lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
-        events = []
-        for line in lines:
-            try:
-                events.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
-        return events
-
-    def record(self, event: dict) -> None:
-        """Append one event."""
-        with open(self.path / "events.jsonl", "a", encoding="utf-8") as file:
-            file.write(json.dumps(event) + "\n")
-
-    def save(self, update: int, tensors: dict[str, dict[str, Tensor]], model: CFM, state: dict) -> Checkpoint:
-        """Write a checkpoint: all files under a temporary name, the manifest last, then one rename."""
-        folder = self.path / "checkpoints" / f"update_{update:06d}"
-        partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        for name, group in tensors.items():
-            write_tensors(partial / f"{name}.safetensors", group)
-        write_meaning(partial, model)
-        write_json(partial / "data.json", dataset_facts(self.path))
-        write_json(partial / "state.json", state)
-        write_json(partial / "manifest.json", {f.name: file_hash(f) for f in sorted(partial.iterdir())})
-        sync(partial)
-        shutil.rmtree(folder, ignore_errors=True)  # a damaged one of the same number
-        os.replace(partial, folder)
-        sync(folder.parent)
-        return Checkpoint(folder, update)
-
-    def add_weights(self, checkpoint: str, weights: str, model: CFM) -> None:
-        """Keep other weights of a checkpoint beside its own, such as "ema_075", where `load_model` finds them."""
-        file = self.checkpoint(checkpoint).path / file_of(weights)
-        partial = file.with_name(f".{file.name}.partial-{os.getpid()}")
-        write_tensors(partial, model.state_dict())
-        os.replace(partial, file)
-
-    def rotate(self, keep: int) -> None:
-        """Remove all but the newest `keep` checkpoints and the best one."""
-        best = self.best["checkpoint"] if self.best else None
-        for checkpoint in self.checkpoints()[:-keep]:
-            if checkpoint.name != best:
-                shutil.rmtree(checkpoint.path)
-
-
-def relative_path(path: Path, start: Path) -> str:
-    """The way from one folder to another, so that a workspace can be moved; absolute between two drives."""
-    try:
-        return os.path.relpath(path.resolve(), start.resolve())
-    except ValueError:
-        return str(path.resolve())
-
-
-def write_meaning(folder: Path, model: CFM) -> None:
-    """Write what the weights mean beside them: config.json and vocab.txt."""
-    model.tokenizer.save(folder / "vocab.txt")
-    reads = {"tokenizer": model.tokenizer.name, "normaliser": model.tokenizer.normaliser}  # what it does, not a plan
-    write_json(folder / "config.json", {**model.config.to_dict(), **reads, "tokenizer_hash": model.tokenizer.hash})
 
 
 def read_meaning(

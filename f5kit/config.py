@@ -82,7 +82,8 @@ class ModelConfig:
     average_upsampling: bool = False
     """Spread the text over the item's frames in place of leaving it at the start."""
     letter_lengths: bool = False
-    """Spread it by how long the text blocks expect each letter to last, and not evenly. Needs average_upsampling."""
+    """Spread it by how long each letter lasts, and not evenly: aligned where the mel is known, and expected by the text
+    blocks where it is not (Glow-TTS, arXiv 2005.11129). Needs average_upsampling."""
     pe_attn_head: int | None = None
     """How many heads get rotary positions: None is all (v1), 1 is the first only (v0)."""
     qk_norm: str | None = None
@@ -193,6 +194,14 @@ class TrainConfig:
     """Largest norm of the gradient of one update."""
     seed: int = 0
     """Keys the data order and all randomness."""
+    workers: int = 1
+    """Threads that make batches ahead; 0 makes them when they are due."""
+    sample_every: int = 0
+    """Updates between two sets of spoken samples; 0: with each checkpoint."""
+    patience: int = 0
+    """Evaluations without a lower held-out loss after which the run ends; 0: never."""
+    keep_every: int = 0
+    """Checkpoints at multiples of this many updates are kept for ever; 0: none."""
 
     def __post_init__(self):
         _one_of("TrainConfig", "optimizer", self.optimizer, OPTIMIZERS)

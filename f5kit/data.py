@@ -2,11 +2,15 @@
 
 The folder (written by `prepare.py`):
 
-    dataset.json     name, source and its hash, seconds, mel definition, and what the speaker has agreed to
-    manifest.jsonl   one row for every clip that was seen, the rejected ones too
+    dataset.json     name, source and its hash, seconds, mel definition, normaliser, tokenizer and their hash,
+                     and what the speaker has agreed to
+    manifest.jsonl   one row for every clip that is used
     clips/*.flac     24 kHz mono
+    report.jsonl     one row for every clip that was seen, with its verdict
     report.json, report.png
-    features/        log-mels, fp32, made when they are first needed
+    vocab.txt        the tokenizer's tokens: the target model's, or the letters of the texts
+    features/        log-mels, fp16, mapped into memory (`features.py`)
+    journal.sqlite   what preparation knows, for the next time
 
 Mel is (n, d) or (b, n, d): frames, then bins.
 """
@@ -15,14 +19,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
-import shutil
 import statistics
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -31,15 +35,15 @@ from torch import Tensor
 from f5kit.audio import frame_count, log_mel, read_audio
 from f5kit.config import MelConfig
 from f5kit.errors import UserError
+from f5kit.features import Features, FeatureWriter, write_index
 from f5kit.text import Tokenizer
-from f5kit.weights import TensorFile, sync, write_json, write_tensors
+from f5kit.weights import write_json
 
+FORMAT = 2
 DEMO_CONSENT = "The bundled demo voice is synthetic: there is no speaker to ask."
-_CLIPS_IN_A_SHARD = 256
-_LATER = ("rms_dbfs", "noise_dbfs")  # what manifests of the first releases lack
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Clip:
     """One usable recording with its transcript."""
 
@@ -51,10 +55,14 @@ class Clip:
     frames: int
     split: str
     """"train" or "heldout"."""
-    rms_dbfs: float | None = None
-    """Level as recorded, dB below full scale; None in datasets that were prepared before it was kept."""
-    noise_dbfs: float | None = None
-    """Level of its quietest tenth as recorded."""
+    rms_dbfs: float
+    """Level as recorded, dB below full scale."""
+    snr: float
+    """Speech over noise, dB (`audit.estimate_snr`)."""
+    speaker: str | None = None
+    language: str | None = None
+    row: int = -1
+    """Its place in the manifest, and in the feature cache."""
 
 
 @dataclass
@@ -74,6 +82,9 @@ class Batch:
     """Which batch of the run this is part of; with `positions` it keys the randomness."""
     positions: Tensor
     """b, each clip's place in the whole batch of that step."""
+    letter_lengths: Tensor | None = None
+    """b nt, frames that each letter lasts, for models that spread their text by them; below 0 for an item where that is
+    unknown and to be searched for."""
 
     @property
     def mask(self) -> Tensor | None:
@@ -173,22 +184,18 @@ class Dataset:
         """The training clip that serves best as a reference, from what preparation measured; no sound is read.
 
         The clip with the least sum of: its distance from 6 seconds, in 6 seconds; from the usual pace, as a share of
-        it; from the usual level, in 10 dB; and what its noise lacks to 40 dB below the speech, in 20 dB. A datum that
-        the manifest lacks counts nothing. Raises UserError when every clip is longer than `longest` seconds.
+        it; from the usual level, in 10 dB; and what its noise lacks to 40 dB below the speech, in 20 dB. Raises
+        UserError when every clip is longer than `longest` seconds.
         """
         usable = [clip for clip in self.train if clip.seconds <= longest]
         if not usable:
             raise UserError(f"{self.folder} has no clip below {longest:g} s to refer to: give a reference")
         pace = statistics.median(len(clip.text) / clip.seconds for clip in self.train)
-        level = statistics.median([c.rms_dbfs for c in self.train if c.rms_dbfs is not None] or [0.0])
+        level = statistics.median(clip.rms_dbfs for clip in self.train)
 
         def fault(clip: Clip) -> float:
             fault = abs(clip.seconds - 6) / 6 + abs(len(clip.text) / clip.seconds - pace) / pace
-            if clip.rms_dbfs is not None:
-                fault += abs(clip.rms_dbfs - level) / 10
-            if clip.rms_dbfs is not None and clip.noise_dbfs is not None:
-                fault += max(0.0, 40 - (clip.rms_dbfs - clip.noise_dbfs)) / 20
-            return fault
+            return fault + abs(clip.rms_dbfs - level) / 10 + max(0.0, 40 - clip.snr) / 20
 
         return min(usable, key=fault)
 
@@ -203,43 +210,29 @@ class Dataset:
         return [self.batch(clips[i : i + 4], tokenizer) for i in range(0, len(clips), 4)]
 
     def rows(self) -> list[dict]:
-        """Every row of the manifest, the rejected ones too."""
-        return _read_rows(self.folder / "manifest.jsonl")
+        """Every row of the report: each clip that was seen, the rejected ones too."""
+        return list(_read_rows(self.folder / "report.jsonl"))
 
     @cached_property
-    def _shards(self) -> tuple[list[str], list[TensorFile]]:
-        shards = [TensorFile(path) for path in sorted(self._cache_mels().glob("*.safetensors"))]
-        return [min(shard.keys()) for shard in shards], shards
+    def _features(self) -> Features:
+        folder = self.folder / "features" / self.mel_config.kind
+        if not Features.has(folder, self.manifest_hash):
+            self._make_features(folder)
+        return Features(folder, self.manifest_hash, self.mel_config.n_mels)
 
     def mel(self, clip: Clip) -> Tensor:
-        """Log-mel of a clip, (frames, bins), from the cache; the first call makes the cache."""
-        first, shards = self._shards
-        return shards[bisect_right(first, clip.id) - 1][clip.id]
+        """Log-mel of a clip, (frames, bins), from the cache; the first call for another kind of mel makes its cache."""
+        return self._features[clip.row]
 
-    def _cache_mels(self) -> Path:
-        """The folder of mel shards: made once for this manifest, under a temporary name, and renamed when whole."""
-        kind = "" if self.mel_config.kind == "vocos" else f"-{self.mel_config.kind}"
-        folder = self.folder / "features" / (self.manifest_hash[:16] + kind)
-        if folder.is_dir():
-            return folder
+    def _make_features(self, folder: Path) -> None:
         from tqdm.auto import tqdm
 
-        partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        clips = sorted(self.clips, key=lambda clip: clip.id)
-        progress = tqdm(total=len(clips), desc="mels", unit="clip", disable=len(clips) < 500)
-        for start in range(0, len(clips), _CLIPS_IN_A_SHARD):
-            shard = {}
-            for clip in clips[start : start + _CLIPS_IN_A_SHARD]:
-                audio = read_audio(self.path(clip), self.mel_config.sample_rate)
-                shard[clip.id] = log_mel(audio, self.mel_config)
-                progress.update()
-            write_tensors(partial / f"{start:06d}.safetensors", shard)
-        progress.close()
-        sync(partial)
-        os.replace(partial, folder)
-        return folder
+        writer, rows = FeatureWriter(folder, self.mel_config.n_mels), []
+        for clip in tqdm(self.clips, desc="mels", unit="clip", disable=len(self.clips) < 500):
+            audio = read_audio(self.path(clip), self.mel_config.sample_rate)
+            rows.append(writer.add(log_mel(audio, self.mel_config).half().numpy()))
+        writer.close()
+        write_index(folder, self.manifest_hash, rows)
 
     def batch(self, clips: Sequence[Clip], tokenizer: Tokenizer, step: int = 0, positions=None) -> Batch:
         """The clips as one padded batch."""
@@ -253,14 +246,13 @@ class Dataset:
         )
 
 
-def _read_rows(path: Path) -> list[dict]:
-    rows = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            raise UserError(f"{path} line {number} is not JSON: prepare the dataset again") from None
-    return rows
+def _read_rows(path: Path) -> Iterator[dict]:
+    with open(path, encoding="utf-8", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                raise UserError(f"{path} line {number} is not JSON: prepare the dataset again") from None
 
 
 def write_consent(folder: Path, consent: str) -> None:
@@ -270,16 +262,6 @@ def write_consent(folder: Path, consent: str) -> None:
     told = consent.strip() or info.get("consent", "")
     if info.get("consent") != told:
         write_json(file, {**info, "consent": told})
-
-
-def dataset_facts(run: Path) -> dict:
-    """Name, seconds, clips and consent of the dataset that a run folder was trained on; {} when it is not there."""
-    try:
-        told = json.loads((run / "run.json").read_text(encoding="utf-8"))["dataset"]
-        info = json.loads((run / told / "dataset.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, KeyError):
-        return {}
-    return {key: info[key] for key in ("name", "seconds", "clips", "consent") if key in info}
 
 
 def load_dataset(folder: str | Path) -> Dataset:
@@ -294,9 +276,11 @@ def load_dataset(folder: str | Path) -> Dataset:
                 f"{folder} is no prepared dataset, it has no {name}: run notebook 01_prepare_data first"
             )
     info = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
-    names = [f.name for f in fields(Clip)]
-    rows = [row for row in _read_rows(folder / "manifest.jsonl") if row["status"] != "rejected"]
-    clips = [Clip(**{name: row[name] for name in names if name in row or name not in _LATER}) for row in rows]
+    if info.get("format") != FORMAT:
+        raise UserError(f"{folder} was prepared by another version of f5kit: prepare it again")
+    names = [f.name for f in fields(Clip) if f.name != "row"]
+    rows = enumerate(_read_rows(folder / "manifest.jsonl"))
+    clips = [Clip(**{name: row[name] for name in names}, row=place) for place, row in rows]
     for clip in clips:
         if not (folder / clip.audio).is_file():
             raise UserError(f"{folder}/manifest.jsonl names {clip.audio}, which is not there: prepare it again")
@@ -362,3 +346,20 @@ def micro_batches(members: Sequence[int], frames: Sequence[int], budget: int) ->
     lengths = [frames[i] for i in members]
     return group(sorted(range(len(members)), key=lambda p: -lengths[p]), lengths, budget)
 
+
+
+def ahead(items: Iterable, make: Callable, workers: int) -> Iterator[tuple]:
+    """(item, make(item)) in order, made by `workers` threads up to twice as many items ahead; 0: when it is due."""
+    if workers == 0:
+        yield from ((item, make(item)) for item in items)
+        return
+    items = iter(items)
+    with ThreadPoolExecutor(workers, thread_name_prefix="batches") as pool:
+        waiting = deque((item, pool.submit(make, item)) for item in islice(items, 2 * workers))
+        try:
+            while waiting:
+                item, made = waiting.popleft()
+                waiting.extend((later, pool.submit(make, later)) for later in islice(items, 1))
+                yield item, made.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)

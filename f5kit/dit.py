@@ -54,7 +54,7 @@ class DiT(nn.Module):
         self.time_embed = TimestepEmbedding(config.dim)
         self.text_embed = TextEmbedding(
             config.vocab_size, config.text_dim, config.conv_layers, config.text_mask_padding, config.average_upsampling,
-            config.letter_lengths,
+            mel_dim if config.letter_lengths else None,
         )  # fmt: skip
         self.input_embed = InputEmbedding(mel_dim, config.text_dim, config.dim)
         self.rotary_embed = RotaryEmbedding(config.dim_head)
@@ -73,12 +73,15 @@ class DiT(nn.Module):
             nn.init.zeros_(layer.weight)
             nn.init.zeros_(layer.bias)
 
-    def embed_text(self, text: Tensor, n: int, mask: Tensor | None, drop: Tensor | None = None) -> Tensor:
-        """text (b nt), -1 where there is none, to (b n dt). `drop` (b) is true where the text is withheld.
+    def embed_text(
+        self, text: Tensor, n: int, mask: Tensor | None, drop: Tensor | None = None, lengths: Tensor | None = None
+    ) -> Tensor:
+        """text (b nt), -1 where there is none, to (b n dt). `drop` (b) is true where the text is withheld; `lengths`
+        (b nt) are the frames each letter lasts, where that is known.
 
         Done once for a whole sampling run: the text does not change with time.
         """
-        return self.text_embed(text, n, mask, drop)
+        return self.text_embed(text, n, mask, drop, lengths)
 
     def forward(self, x: Tensor, cond: Tensor, text: Tensor, time: Tensor, mask: Tensor | None) -> Tensor:
         """x, cond (b n d), text from `embed_text` (b n dt), time (b), mask (b n) or None. Returns (b n d)."""

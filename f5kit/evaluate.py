@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,27 +21,50 @@ from f5kit.vocoder import Vocoder, load_vocoder
 
 
 class SampleCallback:
-    """A trainer's callback that says a sentence at each checkpoint, with the raw and with the averaged weights.
+    """A trainer's callback that says fixed sentences on the way, with the raw and with the averaged weights.
 
-    The sounds lie in the run's samples/ folder, as update_000400_ema.wav. Without a text, the sentence is that of a
-    held-out clip, so that the recording can be heard beside it.
+    It speaks every `sample_every` updates of the run's config, or, where that is 0, as often as the run saves, and at
+    the end. The sounds lie in the run's samples/ folder, as update_000400_ema.wav (with more than one sentence,
+    update_000400_ema_2.wav and so on), each beside its spectrogram, a .png; each is a "sample" event of the run.
+    Without `texts`, the sentence is that of a held-out clip, so that the recording can be heard beside it.
     """
 
-    def __init__(self, dataset: Dataset, text: str | None = None, *, steps: int = 16, seed: int = 0, vocoder="auto"):
+    def __init__(
+        self, dataset: Dataset, texts: str | Sequence[str] | None = None, *, steps: int = 16, seed: int = 0,
+        vocoder: str | Vocoder = "auto",
+    ):  # fmt: skip
         self.dataset, self.steps, self.seed = dataset, steps, seed
-        self.text = text or dataset.sample_clip().text
+        self.texts = [texts] if isinstance(texts, str) else list(texts or [dataset.sample_clip().text])
         self.vocoder = vocoder
         self.latest: dict[str, Speech] = {}
+        self._spoken_at = -1
 
     def __call__(self, event: dict, trainer) -> None:
-        if event["event"] != "save":
+        every = trainer.config.sample_every or trainer.config.save_every
+        due = event["event"] == "update" and event["update"] % every == 0
+        last = event["event"] == "save" and event["update"] >= trainer.config.updates
+        if not (due or last) or event["update"] == self._spoken_at:
             return
+        self._spoken_at = event["update"]
         voice = self._voice(trainer)
-        self.latest["raw"] = voice.speak(self.text, steps=self.steps, seed=self.seed, progress=False)
+        self._speak(voice, "raw", event["update"], trainer)
         with trainer.ema_weights():
-            self.latest["ema"] = voice.speak(self.text, steps=self.steps, seed=self.seed, progress=False)
-        for weights, speech in self.latest.items():
-            speech.save(trainer.run.path / "samples" / f"update_{event['update']:06d}_{weights}.wav")
+            self._speak(voice, "ema", event["update"], trainer)
+
+    def _speak(self, voice: Voice, weights: str, update: int, trainer) -> None:
+        for number, text in enumerate(self.texts, 1):
+            speech = voice.speak(text, steps=self.steps, seed=self.seed, progress=False)
+            key = weights if number == 1 else f"{weights}_{number}"
+            self.latest[key] = speech
+            path = trainer.run.path / "samples" / f"update_{update:06d}_{key}.wav"
+            try:
+                speech.save(path)
+                save_spectrogram(speech.mel, path.with_suffix(".png"))
+            except OSError as error:
+                warnings.warn(f"{path} could not be written, training goes on ({error})", stacklevel=2)
+                return
+            trainer.emit("sample", weights=weights, text=text, audio=f"samples/{path.name}",
+                         spectrogram=f"samples/{path.stem}.png", audio_seconds=speech.seconds)  # fmt: skip
 
     def _voice(self, trainer) -> Voice:
         model = trainer.model
@@ -49,6 +73,13 @@ class SampleCallback:
         clip = self.dataset.typical_clip()
         reference = read_reference(self.dataset.path(clip), clip.text, model)
         return Voice(model, reference, self.vocoder, trainer.config.precision)
+
+
+def save_spectrogram(mel: torch.Tensor, path: Path) -> None:
+    """A log-mel (n d) as a picture, low bins below, one pixel a value."""
+    from matplotlib.image import imsave
+
+    imsave(path, mel.detach().cpu().float().numpy().T, origin="lower", cmap="magma")
 
 
 @dataclass

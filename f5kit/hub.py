@@ -26,12 +26,11 @@ import torch
 
 from f5kit.audio import read_audio, write_audio
 from f5kit.card import check_licence, judged_figures, model_card, run_figures, upstream_obstacle
-from f5kit.cfm import CFM
 from f5kit.checkpoint import RunFolder, export_model, load_model
 from f5kit.convert import write_yaml
 from f5kit.errors import UserError
 from f5kit.inference import Speech, Voice, find_reference
-from f5kit.provenance import Provenance, model_name, read_provenance
+from f5kit.provenance import read_provenance
 from f5kit.push import Push, PushJob, hub_errors
 from f5kit.repository import find_token
 from f5kit.weights import read_tensors, write_json
@@ -123,7 +122,7 @@ def build_export(
         facts["upstream_obstacle"] = upstream_obstacle(model.config)
         facts["parameters"] = _write_model(model, partial, precision, facts["upstream_obstacle"] is None)
         facts["reference"] = _write_reference(partial, *(reference or find_reference(run.path)))
-        facts["samples"] = [_write_sample(partial, i, sample, model) for i, sample in enumerate(samples, 1)]
+        facts["samples"] = [_write_sample(partial, i, sample) for i, sample in enumerate(samples, 1)]
         write_json(partial / "export.json", facts)
         (partial / "README.md").write_text(model_card(facts, repo_id), encoding="utf-8")
         partial.chmod(0o755)  # mkdtemp shuts other users out
@@ -239,11 +238,11 @@ def _write_reference(folder: Path, audio: str | Path, words: str) -> str:
     return words.strip()
 
 
-def _write_sample(folder: Path, number: int, sample: Speech | str | Path, model: CFM) -> dict:
+def _write_sample(folder: Path, number: int, sample: Speech | str | Path) -> dict:
     (folder / "samples").mkdir(exist_ok=True)
     name = f"samples/{number:02d}.wav"
     if isinstance(sample, Speech):
-        write_audio(folder / name, sample.audio, sample.sample_rate, Provenance(True, model_name(model.origin)))
+        sample.save(folder / name)
         return {"file": name, "text": sample.text, "seed": sample.seed}
     write_audio(folder / name, read_audio(sample), provenance=read_provenance(sample))
     return {"file": name}

@@ -1,82 +1,79 @@
 """Speaking: a model and a reference make a `Voice`, and a text makes a `Speech`.
 
+    text ──chunks──▶ pieces ──durations──▶ frames ──cfm──▶ mels ──vocoder──▶ sounds ──joining──▶ speech
+
 Audio is float32 samples (nw,) at the model's rate, mels are raw log-mels (n, d).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from f5kit.audio import log_mel, match_loudness, player, read_audio, trim_silence, write_audio
+from f5kit.asr import count_errors, load_recogniser
 from f5kit.cfm import CFM
 from f5kit.checkpoint import RunFolder, load_model, model_folder
+from f5kit.chunks import ends_paragraph, has_words, split_text
 from f5kit.data import load_dataset
+from f5kit.durations import SHORTEST, Pace, dataset_pace, usual_seconds
 from f5kit.errors import UserError
 from f5kit.host import detect_host
-from f5kit.text import normalise, split_sentences
+from f5kit.joining import LEAK, Joiner, cross_fade, leak, match_level, shorten_silences, speech_level
+from f5kit.provenance import model_name
+from f5kit.reference import LONGEST_REFERENCE, Reference, read_reference
+from f5kit.speech import LONGEST_TEXT, Cancelled, Chunk, Progress, Settings, Speech, join_speech
+from f5kit.text import normalise
+from f5kit.tuning import DTYPES, apply_environment, autocast, compile_backbone, speaking_precision
 from f5kit.vocoder import Vocoder, load_vocoder
 
-LONGEST_REFERENCE = 15.0  # seconds
+__all__ = ["LONGEST_REFERENCE", "Cancelled", "Reference", "Settings", "Speech", "Voice", "cross_fade",
+           "demo_reference", "find_reference", "read_reference"]  # fmt: skip
+
 LONGEST_CHUNK = 25.0  # seconds of reference and new speech together; models have heard 30 at most
-SHORTEST_CHUNK = 0.4  # seconds of new speech
-CROSS_FADE = 0.15  # seconds
+FIRST_CHUNK = 4.0  # seconds of the first piece of a stream
+CROSS_FADE = 0.05  # seconds
+ANOTHER = 1_000_003  # added to a seed for another try
 DEMO_REFERENCE = "demo_0001"  # the bundled clip a preset speaks from when no reference is given
 
 
 @dataclass(frozen=True)
-class Reference:
-    """The recording a voice continues, and what is said in it."""
+class _Part:
+    """A chunk before it is spoken."""
 
-    audio: Tensor
-    """(nw,), levelled and trimmed."""
-    mel: Tensor
-    """(n, d)."""
     text: str
-    """Normalised."""
-    name: str
-    """The clip's id or the file's name."""
+    spoken: str
+    """Normalised; "" where there is nothing to say."""
+    frames: int
+    seed: int
 
 
 @dataclass(frozen=True)
-class Speech:
-    """What a voice said. Shows itself as a player in a notebook."""
+class _Take:
+    """A chunk as it was spoken."""
 
-    audio: Tensor
-    """(nw,), float32."""
-    sample_rate: int
     mel: Tensor
-    """(n, d), all chunks in a row."""
-    text: str
+    """(n, d), on the model's device."""
     seed: int
-    chunks: tuple[str, ...]
-    """The pieces of text that were spoken one by one."""
-
-    @property
-    def seconds(self) -> float:
-        return len(self.audio) / self.sample_rate
-
-    def save(self, path: str | Path) -> Path:
-        """Write a sound file; the suffix says which kind (wav, flac, mp3, ogg)."""
-        return write_audio(path, self.audio, self.sample_rate)
-
-    def _repr_html_(self) -> str:
-        return player(self.audio, self.sample_rate)
-
-    def __repr__(self) -> str:
-        return f"Speech({self.seconds:.2f} s, seed {self.seed}, {self.text[:60]!r})"
+    notes: tuple[str, ...] = ()
 
 
 class Voice:
-    """A model with a reference, ready to speak. Made by `Voice.load`."""
+    """A model with a reference, ready to speak. Made by `Voice.load`.
 
-    def __init__(self, model: CFM, reference: Reference, vocoder: Vocoder, precision: str = "fp32"):
-        self.model, self.reference, self.vocoder, self.precision = model, reference, vocoder, precision
+    `pace` says how long texts take, where the model itself does not; `precision` is what it computes in.
+    """
+
+    def __init__(
+        self, model: CFM, reference: Reference, vocoder: Vocoder, precision: str = "fp32", pace: Pace | None = None
+    ):
+        self.model, self.reference, self.vocoder = model, reference, vocoder
+        self.precision, self.pace = precision, pace or Pace()
+        self.recogniser = None  # a Recogniser for `best_of`; loaded when it is first needed
 
     @classmethod
     def load(
@@ -88,116 +85,280 @@ class Voice:
         weights: str | None = None,
         vocoder: str | Vocoder = "auto",
         device: str | None = None,
+        precision: str = "auto",
     ) -> Voice:
         """A voice from anything `load_model` takes: a run folder, a checkpoint, an export, a preset.
 
         `reference` is a recording, with what is said in it as `reference_text`; or "auto": the most typical clip of
-        the run's dataset, the one that an export carries, or the bundled demo clip for a preset.
+        the run's dataset, the one that an export carries, or the bundled demo clip for a preset. Without its text, or
+        when it is longer than 15 s and so is cut, it is transcribed. `precision` is "fp32", "bf16", "fp16", or "auto":
+        what this device is quickest in (`tuning`).
 
-        Raises UserError for what can't be found and for a reference that is silent, longer than 15 s or without text.
+        Raises UserError for what can't be found and for a reference that can't serve.
         """
         host = detect_host(device)
+        if precision not in ("auto", *DTYPES):
+            raise UserError(f"precision is {precision!r}; choose 'auto', {', '.join(DTYPES)}")
+        asked = apply_environment(host.device)
         model = load_model(source, weights=weights, device=host.device)
         if reference == "auto":
             reference, reference_text = find_reference(source)
-        if not reference_text:
-            raise UserError(f"{reference} needs reference_text: the words that are said in it")
         vocoder = load_vocoder(vocoder, model.config.mel, host.device) if isinstance(vocoder, str) else vocoder
-        return cls(model, read_reference(reference, reference_text, model), vocoder, host.precision.value)
+        if precision == "auto":
+            precision = speaking_precision(sum(p.numel() for p in model.parameters()), host.device).value
+        voice = cls(model, read_reference(reference, reference_text, model), vocoder, precision, find_pace(source))
+        if asked["ENABLE_TORCH_COMPILE"]:
+            compile_backbone(model)
+        return voice
 
     def __repr__(self) -> str:
         return f"Voice({self.model.origin}; reference {self.reference.name}; vocoder {self.vocoder.name})"
+
+    def refer_to(self, reference: str | Path, text: str | None = None) -> Voice:
+        """The same model continuing another recording."""
+        return self.with_reference(read_reference(reference, text, self.model))
+
+    def with_reference(self, reference: Reference) -> Voice:
+        """The same model continuing a reference that is ready."""
+        return Voice(self.model, reference, self.vocoder, self.precision, self.pace)
+
+    def cast(self) -> Voice:
+        """Cast the model's weights to the voice's precision, for good: half the memory, and a little quicker.
+
+        For a voice that only speaks; training and comparing want the fp32 weights. Returns the voice.
+        """
+        self.model.to(DTYPES[self.precision])
+        return self
+
+    def warm_up(self, seconds: float = 3.0, steps: int = 2) -> Voice:
+        """Speak once to nobody, so that what is made at the first use (kernels, compiled code) is there."""
+        self.speak(self.reference.text, steps=steps, duration=seconds, progress=False)
+        return self
 
     def speak(
         self,
         text: str,
         *,
-        speed: float = 1.0,
-        steps: int = 32,
-        cfg_strength: float = 2.0,
-        sway: float | None = -1.0,
-        seed: int = 0,
-        progress: bool = True,
+        progress: bool | Callable[[int, int], None] = True,
+        cancel: threading.Event | None = None,
+        **settings,
     ) -> Speech:
-        """Say a text of any length.
+        """Say a text of at most 20,000 characters; `settings` are those of `Settings` (speed, steps, seed, ...).
 
-        `speed` 2 takes half as long; `steps` are the solver's; `cfg_strength` is the strength of guidance by text and
-        reference; the same seed says the same thing the same way. Raises UserError for an empty text, for characters
-        the model's vocabulary lacks, and for settings out of range.
+        `progress` shows a bar, or is called with the solver's steps done and their number. When `cancel` is set, from
+        another thread, Cancelled is raised within one step. Raises UserError for an empty text, for characters the
+        model's vocabulary lacks, and for settings out of range.
         """
-        spoken = normalise(text, self.model.tokenizer.normaliser)
-        self._check(spoken, speed, steps)
-        chunks = split_sentences(spoken, self._longest_text(speed))
-        mels = list(self._mels(chunks, speed, steps, cfg_strength, sway, seed, progress))
-        rate = self.model.config.mel.sample_rate
-        audio = cross_fade([self.vocoder.decode(mel).cpu() for mel in mels], int(CROSS_FADE * rate))
-        return Speech(audio, rate, torch.cat(mels).cpu(), text, seed, tuple(chunks))
+        chosen = Settings.of(**settings)
+        if not isinstance(text, str):
+            raise UserError(f"the text is {text!r}, of type {type(text).__name__}; give a string")
+        if len(text) > LONGEST_TEXT:
+            raise UserError(
+                f"the text has {len(text):,} characters and one sound holds {LONGEST_TEXT:,}: "
+                "say it in parts, or take it chunk by chunk from stream"
+            )
+        return join_speech(list(self._stream(text, None, progress, cancel, chosen)), text, chosen.seed)
 
-    def _check(self, text: str, speed: float, steps: int) -> None:
-        if not text:
-            raise UserError("the text is empty: write what the voice should say")
-        if not 0.25 <= speed <= 4:
-            raise UserError(f"speed is {speed}; choose between 0.25 and 4")
-        if steps < 1:
-            raise UserError(f"steps is {steps}; the solver needs at least 1")
-        self.model.tokenizer.encode(text)
+    def stream(
+        self,
+        text: str,
+        *,
+        first: float = FIRST_CHUNK,
+        progress: bool | Callable[[int, int], None] = False,
+        cancel: threading.Event | None = None,
+        **settings,
+    ) -> Iterator[Speech]:
+        """Say a text of any length chunk by chunk, as `speak` does: the pieces' sounds in a row are the whole.
+
+        The first chunk is about `first` seconds long, so that sound starts early. Faults of the text and the settings
+        are raised at the first piece, before any work.
+        """
+        yield from self._stream(text, first, progress, cancel, Settings.of(**settings))
+
+    def plan(self, text: str, first: float | None = None, **settings) -> list[tuple[str, float]]:
+        """The chunks a text would be spoken in, and the seconds of each."""
+        fps = self.model.config.mel.frames_per_second
+        return [(part.text, part.frames / fps) for part in self._parts(text, first, Settings.of(**settings))]
+
+    # ---- Text to parts
+
+    def _parts(self, text: str, first: float | None, settings: Settings) -> list[_Part]:
+        """The chunks of a text with their frames and seeds. Raises UserError for what can't be said."""
+        tokenizer = self.model.tokenizer
+        whole = normalise(text, tokenizer.normaliser)
+        if not has_words(whole):
+            raise UserError("the text is empty: write what the voice should say" if not whole else
+                            f"the text {whole[:40]!r} has no letter or digit: write words")  # fmt: skip
+        tokenizer.encode(whole)  # every unknown letter is told at once
+        # the usual seconds of a text, in the reference's own pace
+        stretch = self._seconds(self.reference.text) / max(usual_seconds(self.reference.text), 0.1) / settings.speed
+        room = max(LONGEST_CHUNK - self._reference_seconds, 4.0) / stretch
+
+        def cost(piece: str) -> float:
+            return usual_seconds(normalise(piece, tokenizer.normaliser))
+
+        pieces = split_text(text, room, cost, first and min(first, room * stretch) / stretch)
+        spoken = [normalise(piece, tokenizer.normaliser) if has_words(piece) else "" for piece in pieces]
+        frames = [self._frames(words) / settings.speed if words else 0.0 for words in spoken]
+        if settings.duration is not None:
+            scale = settings.duration * self.model.config.mel.frames_per_second / sum(frames)
+            frames = [count * scale for count in frames]
+        return [
+            _Part(piece, words, max(round(count), 4) if words else 0, settings.seed + i)
+            for i, (piece, words, count) in enumerate(zip(pieces, spoken, frames, strict=True))
+        ]
+
+    @property
+    def _reference_seconds(self) -> float:
+        return len(self.reference.mel) / self.model.config.mel.frames_per_second
+
+    def _seconds(self, text: str) -> float:
+        return self._frames(text) / self.model.config.mel.frames_per_second
 
     def _frames(self, text: str) -> float:
-        """Frames a text takes at the reference's pace: by characters, or as the model expects its letters to last."""
-        given, tokenizer = self.reference.text, self.model.tokenizer
-        lengths = self.model.letter_lengths(tokenizer.encode(f"{given} {text}"))
-        before = len(tokenizer.encode(given))
-        share = len(text) / len(given) if lengths is None else lengths[before + 1 :].sum() / lengths[:before].sum()
-        return float(len(self.reference.mel) * share)
+        """Frames a normalised text takes at the reference's pace: as the model expects its letters to last, where it
+        does, else as its `pace` says."""
+        fps = self.model.config.mel.frames_per_second
+        known = self._letter_lengths(text)
+        if known is None:
+            return self.pace.continue_from(self.reference.text, self._reference_seconds, text) * fps
+        lengths, spoken = known
+        return max(float(lengths[spoken:].sum()), SHORTEST * fps)
 
-    def _longest_text(self, speed: float) -> int:
-        """Characters that fit a chunk beside the reference."""
-        room = LONGEST_CHUNK * self.model.config.mel.frames_per_second - len(self.reference.mel)
-        return max(int(room / len(self.reference.mel) * len(self.reference.text) * speed), 20)
+    def _letter_lengths(self, text: str) -> tuple[Tensor, int] | None:
+        """The frames that each token of reference and text lasts, and how many of them the reference says; None where
+        the model does not know."""
+        given, encode = self.reference.text, self.model.tokenizer.encode
+        spoken = len(encode(given)) + 1  # and the space
+        lengths = self.model.letter_lengths(encode(f"{given} {text}"), self.reference.mel, spoken)
+        return None if lengths is None else (lengths, spoken)
 
-    def _mels(self, chunks, speed, steps, cfg_strength, sway, seed, progress) -> Iterator[Tensor]:
-        """The mel of each chunk, (n, d), without the reference."""
-        from tqdm.auto import tqdm
+    def _spread(self, text: str, frames: int) -> Tensor | None:
+        """The lengths of all tokens, where those of the text fill so many frames."""
+        known = self._letter_lengths(text)
+        if known is None:
+            return None
+        lengths, spoken = known
+        return torch.cat((lengths[:spoken], lengths[spoken:] * (frames / lengths[spoken:].sum())))
 
+    # ---- Parts to speech
+
+    def _stream(self, text: str, first: float | None, progress, cancel, settings: Settings) -> Iterator[Speech]:
+        """Each part's sound as soon as it stands fast."""
+        parts = self._parts(text, first, settings)
+        rate = self.model.config.mel.sample_rate
+        joiner, level = Joiner(int(CROSS_FADE * rate)), speech_level(self.reference.audio, rate)
+        steps = settings.steps * settings.best_of * sum(part.frames > 0 for part in parts)
+        counter = Progress(progress, steps, cancel)
+        try:
+            counter.check()
+            for i, (part, take) in enumerate(self._takes(parts, first is not None, settings, counter)):
+                audio = match_level(self.vocoder.decode(take.mel).cpu(), rate, level) if part.frames else torch.zeros(0)
+                if settings.longest_silence is not None:
+                    audio = shorten_silences(audio, rate, settings.longest_silence)
+                start, ready, last = joiner.start, [joiner.push(audio)], i == len(parts) - 1
+                end = joiner.start
+                if ends_paragraph(part.text) and not last and settings.pause:
+                    ready.append(joiner.pause(round(settings.pause * rate)))
+                if last:
+                    ready.append(joiner.end())
+                    end = joiner.given
+                chunk = Chunk(part.text, take.seed, start / rate, end / rate, len(take.mel), notes=take.notes)
+                name = model_name(self.model.origin)
+                yield Speech(torch.cat(ready), rate, take.mel.cpu(), part.text, settings.seed, (chunk,), name)
+        finally:
+            counter.close()
+
+    def _takes(self, parts: list[_Part], first_alone: bool, settings: Settings, counter: Progress):
+        """(part, take) in order; as many parts as `batch` says go through the model together."""
+        size = settings.batch or (1 if self.model.device.type == "cpu" else 8)
+        group: list[_Part] = []
+        for i, part in enumerate(parts):
+            group.append(part)
+            spoken = [p for p in group if p.frames]
+            if len(spoken) == size or i == len(parts) - 1 or (spoken and first_alone):
+                takes = iter(self._make(spoken, settings, counter) if spoken else [])
+                for p in group:
+                    silent = _Take(torch.zeros(0, self.model.config.mel.n_mels), p.seed)
+                    yield p, (next(takes) if p.frames else silent)
+                group, first_alone = [], False
+
+    def _make(self, parts: list[_Part], settings: Settings, counter: Progress) -> list[_Take]:
+        """A take of each part: made again where it begins with the reference's end; the best of several."""
+        best = self._try(parts, [part.seed for part in parts], settings, counter)
+        if settings.retry_leaks:
+            for i, take in enumerate(best):
+                likeness = leak(take.mel, self.reference.mel)
+                if likeness >= LEAK:
+                    (again,) = self._try(parts[i : i + 1], [take.seed + ANOTHER], settings, counter)
+                    if leak(again.mel, self.reference.mel) < likeness:
+                        best[i] = replace(again, notes=("it began with the reference's last words",))
+        if settings.best_of > 1:
+            errors = [self._errors(part, take) for part, take in zip(parts, best, strict=True)]
+            for k in range(2, settings.best_of + 1):
+                others = self._try(parts, [part.seed + k * ANOTHER for part in parts], settings, counter)
+                for i, take in enumerate(others):
+                    if (error := self._errors(parts[i], take)) < errors[i]:
+                        errors[i], best[i] = error, replace(take, notes=(f"best of {settings.best_of} takes",))
+        return best
+
+    def _try(self, parts: list[_Part], seeds: list[int], settings: Settings, counter: Progress) -> list[_Take]:
+        """The mels of some parts in one pass of the model; those that are not finite once more, in fp32."""
+        takes = [_Take(mel, s) for mel, s in zip(self._sample(parts, seeds, settings, counter), seeds, strict=True)]
+        for i, take in enumerate(takes):
+            if bool(take.mel.isfinite().all()):
+                continue
+            dtype = self.model.transformer.proj_out.weight.dtype
+            if self.precision != "fp32":
+                try:
+                    exact = Voice(self.model.float(), self.reference, self.vocoder)
+                    (mel,) = exact._sample(parts[i : i + 1], seeds[i : i + 1], settings, counter)
+                finally:
+                    self.model.to(dtype)
+                takes[i] = _Take(mel, take.seed, (f"not finite in {self.precision}, made in fp32",))
+            if not bool(takes[i].mel.isfinite().all()):
+                raise UserError(
+                    f"{parts[i].text[:40]!r} came out non-finite in fp32: these weights are damaged, load others"
+                )
+        return takes
+
+    @torch.no_grad()
+    def _sample(self, parts: list[_Part], seeds: list[int], settings: Settings, counter: Progress) -> list[Tensor]:
+        """The mel of each part, (n, d), without the reference."""
         reference = self.reference.mel.to(self.model.device)
-        shortest = SHORTEST_CHUNK * self.model.config.mel.frames_per_second
-        bar = tqdm(total=len(chunks) * steps, desc="speaking", unit="step", disable=not progress, leave=False)
-        for i, chunk in enumerate(chunks):
-            tokens = self.model.tokenizer.encode(f"{self.reference.text} {chunk}")
-            new = max(self._frames(chunk) / speed, shortest)
-            with self.autocast():
-                for mel in self.model.sample(  # noqa: B007
-                    reference[None], [tokens], [round(len(reference) + new)], steps=steps, cfg_strength=cfg_strength,
-                    sway=sway, seeds=seed + i,
-                ):  # fmt: skip
-                    bar.update()
-            if not mel.isfinite().all():
-                raise UserError(f"{chunk[:40]!r} came out non-finite in {self.precision}: set voice.precision = 'fp32'")
-            yield mel[0, len(reference) :]
-        bar.close()
+        tokens = [self.model.tokenizer.encode(f"{self.reference.text} {part.spoken}") for part in parts]
+        totals = [max(len(reference) + p.frames, len(t) + 1) for p, t in zip(parts, tokens, strict=True)]
+        cond = reference[None].expand(len(parts), -1, -1)
+        spreads = [self._spread(p.spoken, total - len(reference)) for p, total in zip(parts, totals, strict=True)]
+        with self.autocast():
+            for mels in self.model.sample(  # noqa: B007
+                cond, tokens, totals, steps=settings.steps, cfg_strength=settings.cfg_strength, sway=settings.sway,
+                method=settings.method, seeds=seeds, letter_lengths=None if spreads[0] is None else spreads,
+            ):  # fmt: skip
+                counter.step(len(parts))
+        return [mel[len(reference) : total] for mel, total in zip(mels, totals, strict=True)]
+
+    def _errors(self, part: _Part, take: _Take) -> float:
+        """Character errors that a recogniser finds in a take, as a share."""
+        self.recogniser = self.recogniser or load_recogniser(device=self.model.device.type)
+        heard = self.recogniser.transcribe(self.vocoder.decode(take.mel).cpu(), self.model.config.mel.sample_rate)
+        errors = count_errors(part.spoken, heard)
+        return errors.character_errors / errors.characters
 
     def autocast(self):
         """The context in which this voice's model runs: its precision."""
-        if self.precision == "fp32":
-            return nullcontext()
-        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float16
-        return torch.autocast(self.model.device.type, dtype)
+        return autocast(self.model.device, self.precision)
 
 
-def read_reference(path: str | Path, text: str, model: CFM) -> Reference:
-    """A recording made ready: mono, the model's rate, trimmed, levelled. Raises UserError when it can't serve."""
-    mel_config = model.config.mel
-    audio = trim_silence(read_audio(path, mel_config.sample_rate), mel_config.sample_rate)
-    seconds = len(audio) / mel_config.sample_rate
-    if not 0.5 <= seconds <= LONGEST_REFERENCE or not audio.any():
-        raise UserError(
-            f"the reference {path} has {seconds:.1f} s of sound; "
-            f"give one of 0.5 to {LONGEST_REFERENCE:.0f} s, best 4 to 10"
-        )
-    audio = match_loudness(audio)
-    text = normalise(text, model.tokenizer.normaliser)
-    model.tokenizer.encode(text)  # an unknown letter is told here, with the reference's name at hand
-    return Reference(audio, log_mel(audio, mel_config), text, Path(path).stem)
+def find_pace(source: str | Path) -> Pace:
+    """The pace of the dataset that a run, or the run of a checkpoint, was trained on; else the usual one."""
+    for folder in (Path(source), Path(source).parent.parent):
+        if (folder / "run.json").is_file():
+            try:
+                return dataset_pace(load_dataset(RunFolder(folder).dataset_folder))
+            except UserError:  # the run was moved without its dataset
+                break
+    return Pace()
 
 
 def find_reference(source: str | Path) -> tuple[Path, str]:
@@ -222,13 +383,3 @@ def demo_reference() -> tuple[Path, str]:
     demo = Path(__file__).parent / "demo_voice"
     texts = dict(line.split("|", 1) for line in (demo / "metadata.csv").read_text(encoding="utf-8").splitlines())
     return demo / "wavs" / f"{DEMO_REFERENCE}.flac", texts[DEMO_REFERENCE]
-
-
-def cross_fade(pieces: list[Tensor], overlap: int) -> Tensor:
-    """Join sounds (nw,), each fading into the next over `overlap` samples."""
-    audio = pieces[0]
-    for piece in pieces[1:]:
-        k = min(overlap, len(audio), len(piece))
-        ramp = torch.linspace(0, 1, k)
-        audio = torch.cat((audio[: len(audio) - k], audio[len(audio) - k :] * (1 - ramp) + piece[:k] * ramp, piece[k:]))
-    return audio

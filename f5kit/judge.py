@@ -137,7 +137,7 @@ def judge_voice(
     speaking = dict(voices)
     if other_reference:
         other = read_reference(*other_reference, last.model)
-        speaking[OTHER_REFERENCE] = Voice(last.model, other, last.vocoder, last.precision)
+        speaking[OTHER_REFERENCE] = last.with_reference(other)
     settings = {"steps": steps, "cfg_strength": cfg_strength, "seed": seed, "progress": False}
     for name, voice in speaking.items():
         speech = (voice.speak(text, **settings) for text in texts)

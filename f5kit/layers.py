@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
+from f5kit.alignment import monotonic_lengths
+
 # Matrix products and fused attentions, as torch's dispatcher names them; not every version and device has them all.
 _COSTLY = (
     "mm",
@@ -249,8 +251,8 @@ class TextEmbedding(nn.Module):
 
     The text stands at the start of the frames and filler (row 0) behind it; the model itself learns which frames say
     which letter. `mask_padding` (v1) keeps filler at zero; v0 embeds it like a letter. `average_upsampling` spreads the
-    letters over the item's frames instead: evenly (ZipVoice), or with `letter_lengths` in proportion to how long each
-    is expected to last.
+    letters over the item's frames instead: evenly (ZipVoice), or, with a `mel_dim`, by how long each letter lasts: two
+    more layers know what a letter's `length` and `sound` are like (Glow-TTS's duration predictor and prior).
     """
 
     def __init__(
@@ -260,20 +262,45 @@ class TextEmbedding(nn.Module):
         conv_layers: int,
         mask_padding: bool,
         average_upsampling: bool,
-        letter_lengths: bool = False,
+        mel_dim: int | None = None,
     ):
         super().__init__()
         self.mask_padding, self.average_upsampling = mask_padding, average_upsampling
         self.text_embed = nn.Embedding(vocab_size + 1, dim)
         if conv_layers:
             self.text_blocks = nn.ModuleList(ConvNeXtV2Block(dim, dim * 2) for _ in range(conv_layers))
-        self.length = nn.Linear(dim, 1) if letter_lengths else None  # learns from aligned speech alone
+        self.length = nn.Linear(dim, 1) if mel_dim else None
+        self.sound = nn.Linear(dim, mel_dim) if mel_dim else None
 
-    def forward(self, text: Tensor, n: int, mask: Tensor | None, drop: Tensor | None) -> Tensor:
+    def forward(
+        self, text: Tensor, n: int, mask: Tensor | None, drop: Tensor | None, lengths: Tensor | None = None
+    ) -> Tensor:
+        """`lengths` (b nt) are the frames that the letters last where they are known, 0 where there is none."""
+        if self.length is not None:  # letters alone go through the blocks: filler would be as long as the mel
+            x, letters = self._letters(text, text.shape[1], text >= 0, drop)
+            own = torch.ones(len(text), n, dtype=torch.bool, device=text.device) if mask is None else mask
+            return spread_by_length(x, self._lengths(x, letters) if lengths is None else lengths, own)
         x, letters = self._letters(text, n, mask, drop)
-        if self.length is not None:
-            return spread_by_length(x, self._lengths(x, letters), mask)
         return spread(x, letters, mask) if self.average_upsampling else x
+
+    def align(
+        self, text: Tensor, mel: Tensor, mask: Tensor | None, known: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The frames (b nt) that the letters of text (b nt) last in mel (b n d), and how wrong the two layers are
+        there: squared errors, summed over the mel's bins.
+
+        `known` (b nt) are lengths that need no search, below 0 for an item that has none.
+        """
+        x, letters = self._letters(text, text.shape[1], text >= 0, None)  # b nt dt
+        sound, heard = self.sound(x).float(), relative(mel, mask)  # b nt d, b n d
+        own = torch.ones(mel.shape[:2], dtype=torch.bool, device=mel.device) if mask is None else mask
+        score = 2 * sound @ heard.mT - sound.square().sum(-1, keepdim=True)  # the squared distance, but for a constant
+        lengths = monotonic_lengths(score, letters.sum(1), own.sum(1))
+        if known is not None:
+            lengths = torch.where(known[:, :1] >= 0, known, lengths)
+        misheard = (spread_by_length(sound, lengths, own) - heard)[own].square().sum()
+        mistimed = (self._lengths(x, letters) - lengths)[letters].square().sum()  # in frames, of all bins
+        return lengths, 0.2 * misheard + 0.03 * mel.shape[-1] * mistimed
 
     def lengths(self, text: Tensor) -> Tensor:
         """Frames that each letter of text (b nt), -1 where there is none, is expected to last: (b nt), 0 behind it."""
@@ -301,15 +328,22 @@ class TextEmbedding(nn.Module):
         return (10 * F.softplus(self.length(x)[..., 0].float())).masked_fill(~letters, 0.0)
 
 
-def spread_by_length(x: Tensor, lengths: Tensor, mask: Tensor | None) -> Tensor:
-    """Repeat the letters' vectors of x (b n dt) over the item's frames in proportion to `lengths` (b n), 0 behind the
-    text. Each frame takes the letter that is being said at its middle."""
-    b, n, _ = x.shape
-    end = lengths.cumsum(1)  # b n
-    frames = torch.full((b, 1), n, device=x.device) if mask is None else mask.sum(1, keepdim=True)
-    middle = (torch.arange(n, device=x.device) + 0.5) / frames * end[:, -1:]  # b n, in the unit of the lengths
-    letter = torch.searchsorted(end, middle, right=True).clamp(max=n - 1)
-    return zero_outside(x.gather(1, letter[..., None].expand_as(x)), mask)
+def relative(mel: Tensor, mask: Tensor | None) -> Tensor:
+    """mel (b n d) without each item's mean over its own frames: much of the speaker and the room is gone."""
+    if mask is None:
+        return mel - mel.mean(1, keepdim=True)
+    mean = zero_outside(mel, mask).sum(1, keepdim=True) / mask.sum(1)[:, None, None]
+    return zero_outside(mel - mean, mask)
+
+
+def spread_by_length(x: Tensor, lengths: Tensor, mask: Tensor) -> Tensor:
+    """Repeat the letters' vectors of x (b nt dt) over the item's frames, mask (b n), in proportion to `lengths` (b nt),
+    0 behind the text. Each frame takes the letter that is being said at its middle."""
+    b, n = mask.shape
+    end = lengths.cumsum(1)  # b nt
+    middle = (torch.arange(n, device=x.device) + 0.5) / mask.sum(1, keepdim=True) * end[:, -1:]  # b n, as the lengths
+    letter = torch.searchsorted(end, middle, right=True).clamp(max=lengths.shape[1] - 1)
+    return zero_outside(x.gather(1, letter[..., None].expand(b, n, x.shape[-1])), mask)
 
 
 def spread(x: Tensor, letters: Tensor, mask: Tensor | None) -> Tensor:

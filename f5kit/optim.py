@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
@@ -75,6 +76,10 @@ class EMA:
 
     def decay(self, update: int) -> float:
         return min(1 - 1 / self.horizon, (1 + update) / (10 + update))
+
+    def start_share(self, update: int) -> float:
+        """How much of the average is still the weights it started from, after that many updates: 0 to 1."""
+        return math.prod(self.decay(u) for u in range(1, update + 1))
 
     @torch.no_grad()
     def follow(self, model: nn.Module, update: int) -> None:

@@ -17,8 +17,17 @@ from f5kit.errors import UserError
 from f5kit.host import Host
 from f5kit.optim import learning_rate as scheduled_rate
 
-# Updates for so many minutes of voice: a guess that has not been tuned. Between two rows, interpolated on log scales.
-_UPDATES = ((1, 100), (10, 400), (60, 1_500), (600, 8_000))
+# Recipes by minutes of voice: updates and learning rate of a finetune. The updates are guesses that were not tuned;
+# the rate is upstream's. Between two rows the updates are interpolated on log scales.
+RECIPES = {
+    1: dict(updates=100, learning_rate=1e-5),
+    10: dict(updates=400, learning_rate=1e-5),
+    60: dict(updates=1_500, learning_rate=1e-5),
+    600: dict(updates=8_000, learning_rate=1e-5),
+}
+_SAVE_SHARE = 0.05  # of the time that checkpoints may take
+_DISK_GB_PER_SECOND = 0.3  # written, read again and hashed: a guess for a rented machine's disk
+_PATIENCE = 5  # evaluations, a quarter of the run, without a lower held-out loss
 
 # Training arithmetic a card reaches on transformers of this size, TFLOP/s in its reduced precision: reasoned from its
 # data sheet, not measured by us. A name is matched by the first key it contains.
@@ -69,6 +78,8 @@ class RunPlan:
     """Memory and disk suffice."""
     reasons: dict[str, str]
     """Why, by the name of the row."""
+    derived: tuple[str, ...] = ()
+    """Settings of `train` that were derived, not asked for: a run that is resumed elsewhere keeps its own."""
 
     def to_dict(self) -> dict:
         """Plain values, ready for JSON."""
@@ -77,6 +88,7 @@ class RunPlan:
     def rows(self) -> list[tuple[str, str, str]]:
         """(what, value, reason) in reading order."""
         t = self.train
+        stop = f"the run ends after {t.patience} in vain" if t.patience else "too short a run for a stop rule"
         values = {
             "model": f"{self.model}, {self.parameters / 1e6:.1f} M parameters",
             "device": self.device_name,
@@ -88,6 +100,8 @@ class RunPlan:
             "updates": f"{t.updates:,}",
             "learning rate": f"{t.learning_rate:g} after {t.warmup_updates} warmup updates, then linearly to 0",
             "EMA": f"horizon {t.ema_horizon} updates",
+            "judging": f"every {t.evaluate_every} updates; {stop}",
+            "checkpoints": f"every {t.save_every} updates; samples every {t.sample_every}",
             "memory": f"{self.predicted_peak_gb:.1f} GB",
             "time": f"{self.minutes:.0f} minutes, {self.seconds_per_update:.2f} s an update",
             "disk": f"{self.disk_gb:.1f} GB",
@@ -113,6 +127,9 @@ class RunPlan:
         axes = figure.subplots()
         updates = range(0, self.train.updates, max(self.train.updates // 200, 1))
         axes.plot(updates, [scheduled_rate(u, self.train) for u in updates])
+        saves = range(self.train.save_every, self.train.updates + 1, self.train.save_every)
+        axes.plot(saves, [scheduled_rate(u, self.train) for u in saves], "o", markersize=3, label="checkpoints")
+        axes.legend()
         axes.set(xlabel="update", ylabel="learning rate", title="The schedule of this run")
         axes.grid(alpha=0.3)
         return figure
@@ -149,6 +166,9 @@ def plan_run(
     longest = max(clip.frames for clip in dataset.train)
     total = sum(clip.frames for clip in dataset.train)
     why: dict[str, str] = {"device": host.device_reason}
+    checked = dataset.info["normaliser"]
+    if checked.partition("+")[2] != config.normaliser.partition("+")[2]:
+        why["model"] = f"it reads texts as {config.normaliser}, and the report looked at them as {checked}"
     precision = _choose_precision(precision, host, why)
     optimizer = _choose_optimizer(optimizer, host, why)
     update_frames = update_frames or _choose_update(total, longest, why)
@@ -161,18 +181,23 @@ def plan_run(
     updates = _choose_updates(updates, minutes, dataset.seconds / 60, seconds, why)
     fresh = model in OWN_PRESETS and model_folder(model) is None
     kind = "fresh weights" if fresh else "a small model" if parameters < _SMALL else "usual for a finetune"
-    rate = learning_rate or {"fresh weights": 1e-3, "a small model": 3e-4}.get(kind, 1e-5)
+    usual = min(RECIPES.items(), key=lambda row: abs(math.log(row[0] * 60 / max(dataset.seconds, 1))))[1]
+    rate = learning_rate or {"fresh weights": 1e-3, "a small model": 3e-4}.get(kind, usual["learning_rate"])
     why["learning rate"] = "as given" if learning_rate else kind
+    checkpoint_gb = parameters * (8 + _OPTIMIZER_BYTES[optimizer]) / _GIB
+    evaluate_every, save_every = _intervals(updates, seconds, checkpoint_gb, why)
     train = TrainConfig(
         updates=updates, learning_rate=rate, warmup_updates=updates // 10, update_frames=update_frames,
-        micro_frames=micro_frames, ema_horizon=max(updates // 10, 1), evaluate_every=max(updates // 20, 1),
-        save_every=max(updates // 4, 1), optimizer=optimizer, precision=precision, checkpointing=checkpointing,
-        seed=seed,
+        micro_frames=micro_frames, ema_horizon=max(updates // 10, 1), evaluate_every=evaluate_every,
+        save_every=save_every, sample_every=max(updates // 4, 1), patience=_PATIENCE * (updates >= 100),
+        optimizer=optimizer, precision=precision, checkpointing=checkpointing, seed=seed,
     )  # fmt: skip
+    asked = {"updates": "updates", "learning_rate": "learning rate", "optimizer": "optimizer", "precision": "precision"}
+    derived = ("warmup_updates", "ema_horizon", *(k for k, row in asked.items() if why[row] != "as given"))
     peak = memory.peak_gb(micro_frames, checkpointing)
-    checkpoint_gb = parameters * (8 + _OPTIMIZER_BYTES[optimizer]) / _GIB
     disk = checkpoint_gb * (train.keep_checkpoints + 2) + total * config.mel.n_mels * 4 / _GIB
     why["EMA"] = "a tenth of the run, started afresh"
+    why["judging"] = "held-out clips with fixed noise; to wait a quarter of the run is a guess"
     why["memory"] = f"estimated; {host.device_name} has {host.memory_gb:.1f} GB"
     kept = f"{train.keep_checkpoints} checkpoints, the best, and one being written"
     why["disk"] = f"{kept}; {host.disk_free_gb:.0f} GB free"
@@ -181,6 +206,7 @@ def plan_run(
         model=model, train=train, parameters=parameters, device=host.device, device_name=host.device_name,
         accumulation=math.ceil(update_frames / micro_frames), predicted_peak_gb=peak, measured_peak_gb=None,
         seconds_per_update=seconds, minutes=seconds * updates / 60, disk_gb=disk, fits=fits, reasons=why,
+        derived=derived,
     )  # fmt: skip
 
 
@@ -296,12 +322,21 @@ def _choose_updates(updates, minutes, voice_minutes: float, seconds: float, why:
         why["updates"] = f"what {minutes:g} minutes are estimated to allow"
         return max(int(minutes * 60 / seconds), 1)
     why["updates"] = f"from {voice_minutes:.0f} minutes of voice: a guess, not tuned"
-    points = [(math.log(a), math.log(b)) for a, b in _UPDATES]
+    points = [(math.log(minutes), math.log(recipe["updates"])) for minutes, recipe in RECIPES.items()]
     x = min(max(math.log(max(voice_minutes, 1e-3)), points[0][0]), points[-1][0])
     for (x0, y0), (x1, y1) in zip(points[:-1], points[1:], strict=True):
         if x <= x1:
             return round(math.exp(y0 + (y1 - y0) * (x - x0) / (x1 - x0)))
-    return _UPDATES[-1][1]
+    return RECIPES[max(RECIPES)]["updates"]
+
+
+def _intervals(updates: int, seconds: float, checkpoint_gb: float, why: dict[str, str]) -> tuple[int, int]:
+    """Updates between two evaluations, and between two checkpoints: whole evaluations, at least four in the run."""
+    evaluate = max(updates // 20, 1)
+    affordable = checkpoint_gb / _DISK_GB_PER_SECOND / _SAVE_SHARE / max(seconds, 1e-9)  # updates a save must be apart
+    apart = max(min(math.ceil(affordable / evaluate), 5), 2)
+    why["checkpoints"] = f"so that writing {checkpoint_gb:.1f} GB takes about a twentieth of the time, and four or more"
+    return evaluate, min(apart * evaluate, updates)
 
 
 def _tflops(host: Host, why: dict[str, str]) -> float:

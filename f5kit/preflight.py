@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from f5kit.checkpoint import describe_model
 from f5kit.config import MelConfig
 from f5kit.data import Clip, Dataset
 from f5kit.errors import UserError
@@ -116,7 +117,7 @@ def _estimate(model: str, minutes: float, host: Host) -> list[tuple[str, str, st
     """What a finetune takes here, by the run plan; on a CPU and on Metal that is said as it is."""
     what = f"{model} on {minutes:g} minutes of voice"
     try:
-        plan = plan_run(model, described_voice(minutes), host)
+        plan = plan_run(model, described_voice(minutes, describe_model(model).normaliser), host)
     except (UserError, OSError) as error:
         return [("finetuning", "not estimated", str(error))]
     hours = plan.minutes / 60
@@ -135,10 +136,11 @@ def _estimate(model: str, minutes: float, host: Host) -> list[tuple[str, str, st
     ]
 
 
-def described_voice(minutes: float, seconds: float = 6.0) -> Dataset:
+def described_voice(minutes: float, normaliser: str = "basic", seconds: float = 6.0) -> Dataset:
     """A dataset by its figures alone: clips of `seconds` each, no file behind any of them. For plans only."""
     mel = MelConfig()
     frames = round(seconds * mel.frames_per_second)
     count = max(2, round(minutes * 60 / seconds))
-    clips = [Clip(f"{i:05d}", "", "x" * 80, seconds, frames, "heldout" if i == 0 else "train") for i in range(count)]
-    return Dataset(Path("."), {"name": "described", "mel": {}}, clips, "")
+    splits = ["heldout"] + ["train"] * (count - 1)
+    clips = [Clip(f"{i:05d}", "", "x" * 80, seconds, frames, split, -23.0, 40.0) for i, split in enumerate(splits)]
+    return Dataset(Path("."), {"name": "described", "mel": {}, "normaliser": normaliser}, clips, "")

@@ -1,8 +1,11 @@
-"""Recordings to a dataset folder: find the clips, judge and clean each one, write them, report.
+"""Recordings to a dataset folder: every input is heard, judged and accounted for, and the folder appears whole.
 
-Nothing is dropped silently: every recording and every line of metadata becomes a row of manifest.jsonl and is
-accepted (used as it is), repaired (used, a fault was mended) or rejected (not used), with the reasons.
+Nothing is dropped silently: every recording, every line of a table and every piece of a long recording becomes a row of
+report.jsonl and is accepted (used as it is), repaired (used, a fault was mended) or rejected (not used), with reasons.
 Resampling, trimming and levelling are no repair: every clip gets them.
+
+While it works, everything lies in a hidden folder beside the dataset, with a journal. It continues there when it was
+interrupted; at the end that folder takes the dataset's place by one rename. What has not changed is not done again.
 """
 
 from __future__ import annotations
@@ -10,59 +13,40 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
-import statistics
-import unicodedata
-import warnings
-from collections import Counter
+import time
+from collections import deque
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, replace
+from itertools import islice
 from pathlib import Path
 
-from torch import Tensor
-
-from f5kit.audio import (
-    Levels,
-    decode,
-    log_mel,
-    match_loudness,
-    measure_levels,
-    read_audio,
-    resample,
-    to_mono,
-    trim_silence,
-    write_audio,
-)
-from f5kit.config import MelConfig
-from f5kit.data import DEMO_CONSENT, Dataset, load_dataset, write_consent
+from f5kit.audio import read_audio
+from f5kit.cleaning import Options, Result, Task, jobs_for, spread
+from f5kit.data import DEMO_CONSENT, FORMAT, Dataset, load_dataset, write_consent
 from f5kit.errors import UserError
-from f5kit.ingest import Recording, find_recordings, list_files
-from f5kit.text import normalise
+from f5kit.features import FeatureWriter, shard_path, write_index
+from f5kit.ingest import Recording, open_source
+from f5kit.journal import Journal, unpacked
+from f5kit.lock import RunLock
+from f5kit.summary import draw_summary, summarise
+from f5kit.text import Tokenizer, normalise
+from f5kit.transcribe import load_transcriber
+from f5kit.verdicts import TextOptions, judge, split
+from f5kit.workplace import (
+    check_place,
+    dropped,
+    link,
+    partial_folder,
+    prepared_from,
+    put_in_place,
+    read_json,
+    work_folder,
+)
 
-FORMAT = 1
-MAX_CHARACTERS_PER_SECOND = 25.0  # nobody speaks so fast: the text belongs to another recording
-
-
-@dataclass(frozen=True)
-class _Options:
-    """All that the prepared clips depend on, beside the source."""
-
-    name: str
-    seed: int
-    min_seconds: float
-    max_seconds: float
-    loudness: float | None
-    trim: bool
-    heldout: int | None = None
-    mel: MelConfig = field(default_factory=MelConfig)
-    format: int = FORMAT
-
-    def __post_init__(self):
-        if not 0.1 <= self.min_seconds < self.max_seconds:
-            raise UserError(f"min_seconds is {self.min_seconds:g}; choose 0.1 or more, below {self.max_seconds:g}")
-        if self.heldout is not None and self.heldout < 0:
-            raise UserError(f"heldout is {self.heldout}; choose how many clips to hold out, 0 or more")
+_SPANS_IN_A_TASK = 16
+_SPARE = 64 << 20  # bytes of the feature cache that may be of no use
+_COMMIT_EVERY = 0.2  # seconds of work that a kill may cost
 
 
 def prepare_dataset(
@@ -71,328 +55,339 @@ def prepare_dataset(
     *,
     name: str | None = None,
     seed: int = 0,
+    heldout: int | None = None,
+    language: str | None = None,
+    speaker: str | None = None,
     min_seconds: float = 0.3,
     max_seconds: float = 30.0,
+    slices: tuple[float, float] = (3.0, 12.0),
     loudness: float | None = -23.0,
     trim: bool = True,
-    heldout: int | None = None,
+    transcriber=None,
+    check_texts: bool = False,
+    tokenizer: Tokenizer | None = None,
+    normaliser: str = "basic",
+    audio_root: str | Path | None = None,
+    jobs: int | None = None,
     consent: str = "",
     progress: bool = True,
 ) -> Dataset:
     """Make the dataset folder `out` from recordings and open it.
 
-    source: a folder with a metadata.csv of lines `name|text` (as LJSpeech: no header, audio in the folder or
-    in wavs/, a third column is not used); or with a text file beside each recording, at any depth; or "demo",
-    the bundled voice. Clips of `min_seconds` to `max_seconds` are used, brought to 24 kHz mono, without the
-    silence at their ends (`trim`), at `loudness` dBFS (None leaves it). `seed` chooses the held-out clips, and
-    `heldout` says how many they are (None: 5 %, at least 3 and at most 32). `consent` says who is speaking and what
-    they have agreed to; it travels into checkpoints and cards, and without it nothing can be published.
+    source: a folder, at any depth: recordings with a table (metadata.csv and its like, in LJSpeech's or upstream's
+    form, JSON lines, raw.arrow) or with a text file beside each; a zip or tar of such a folder; a table; one recording;
+    hf://owner/name?split=train, a data set of the Hub; or "demo", the bundled voice.
 
-    The folder appears whole, by one rename. Prepared again from the same source it is opened at once; from a
-    changed one it is made anew in the old one's place. Raises UserError when no clip is usable.
+    Clips of `min_seconds` to `max_seconds` are used, as 24 kHz mono, without the silence at their ends (`trim`), at
+    `loudness` LUFS (None leaves it). A recording without a text is cut at pauses into `slices` seconds when it is
+    longer, and written down by `transcriber`: a Whisper model by name or folder ("auto": the best for this machine),
+    what `f5kit.load_transcriber` gives, or any function of a clip, its rate and a language to a text and a language.
+    `check_texts` has it hear the others too, and flags what differs.
+    `tokenizer` is the model's that will be trained, to tell letters it lacks; `speaker` names the speaker, or "folder"
+    takes the first folder's name. `heldout` clips are kept from the training, as far as whole recordings and texts that
+    nobody else says allow (None: 5 %, at least 3 and at most 32); `seed` chooses them. Work is spread over `jobs`
+    processes. `consent` says who is speaking and what they have agreed to; it travels into checkpoints and cards, and
+    without it nothing can be published.
+
+    Run again it works on what is new or changed, and continues where it was stopped. Clips listed in the folder's
+    decisions.json, which the report's table writes, are taken out. Raises UserError when no clip is usable.
     """
-    folder, out = _source_folder(source), Path(out)
-    _check_place(folder, out)
-    files = list_files(folder)
-    recordings = find_recordings(folder, files)
-    options = _Options(name or out.name, seed, min_seconds, max_seconds, loudness, trim, heldout)
-    source_hash = _hash_source(folder, files, options)
-    if _prepared_from(out) == source_hash:
-        with suppress(UserError):  # a folder that lost a clip is made again
-            write_consent(out, consent)
+    out = Path(out)
+    place = Path(__file__).with_name("demo_voice") if str(source) == "demo" else source
+    check_place(place, out)
+    shorter = min(1.0, max_seconds / slices[1])
+    options = Options(min_seconds, max_seconds, (shorter * slices[0], shorter * slices[1]), loudness, trim)
+    normalise("", normaliser)
+    if heldout is not None and heldout < 0:
+        raise UserError(f"heldout is {heldout}; choose how many clips to hold out, 0 or more")
+    texts = TextOptions(language, normaliser, tokenizer, dropped(out))
+    if check_texts and transcriber is None:
+        raise UserError("check_texts is on and there is no transcriber; give one, from load_transcriber()")
+    with RunLock(partial_folder(out), "prepared") as lock:
+        folder = work_folder(out)
+        journal, finished = Journal(folder / "journal.sqlite"), False
+        try:
+            root, recordings = open_source(place, folder / "scratch", audio_root, untold=transcriber is not None)
+            _hear_all(journal, place, recordings, root, folder, out, options, speaker, jobs, progress)
+            if transcriber is not None:
+                _transcribe(journal, folder, transcriber, language, check_texts, options, progress)
+            state = _state(journal, options, texts, seed, heldout, name or out.name)
+            if prepared_from(out) == state:
+                with suppress(UserError):  # a folder that lost a clip is made again
+                    write_consent(out, consent)
+                    dataset = load_dataset(out)
+                    finished = True
+                    return dataset
+            judge(journal, texts)
+            _refuse_empty(journal, source)
+            how = split(journal, seed, heldout)
+            journal.commit()
+            info = {"name": name or out.name, "source": str(source), "source_hash": state, "seed": seed, "split": how}
+            _write(journal, folder, info, options, texts)
+            usual = DEMO_CONSENT if str(source) == "demo" else read_json(out / "dataset.json").get("consent", "")
+            write_consent(folder, consent or usual)
+            journal.close()
+            lock.path.unlink()
+            put_in_place(folder, out)
+            finished = True
             return load_dataset(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(out)
-    partial = out.with_name(f".{out.name}.partial-{os.getpid()}")
-    try:
-        (partial / "clips").mkdir(parents=True)
-        rows, heard = _make_clips(folder, recordings, partial, options, progress)
-        _split(rows, seed, heldout)
-        _write_manifest(partial, rows, options, str(source), source_hash)
-        write_consent(partial, consent or (DEMO_CONSENT if str(source) == "demo" else ""))
-        _write_report(partial, rows, heard)
-        _put_in_place(partial, out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return load_dataset(out)
+        finally:
+            with suppress(Exception):
+                journal.close()
+            shutil.rmtree(folder / "scratch", ignore_errors=True)
+            if finished or not (folder / "clips").is_dir() or not any((folder / "clips").iterdir()):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
-def _source_folder(source: str | Path) -> Path:
-    if str(source) == "demo":
-        return Path(__file__).with_name("demo_voice")
-    folder = Path(source)
-    if not folder.exists():
-        raise UserError(f"there is no folder {folder}; give the folder that holds your recordings")
-    if not folder.is_dir():
-        raise UserError(f"{folder} is a file; unpack it and give the folder that holds the recordings")
-    return folder
+# ---- Hearing
 
 
-def _check_place(folder: Path, out: Path) -> None:
-    here, there = folder.resolve(), out.resolve()
-    if here == there or here in there.parents or there in here.parents:
-        raise UserError(f"{out} and {folder} overlap; choose a place apart from the recordings")
-    if out.exists() and not (out / "dataset.json").is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} exists and is no dataset of f5kit; choose another folder, or remove it")
-
-
-def _hash_source(folder: Path, files: list[str], options: _Options) -> str:
-    """sha256 of names, sizes and contents of the source, and of the options."""
-    digest = hashlib.sha256(json.dumps(asdict(options), sort_keys=True).encode())
-    for name in files:
-        path = folder / name
-        size = path.stat().st_size if path.is_file() else -1  # a pipe or a dangling link is not read
-        digest.update(f"{name}\n{size}\n".encode("utf-8", "surrogateescape"))
-        if size > 0:
-            with open(path, "rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
-    return digest.hexdigest()
-
-
-def _prepared_from(out: Path) -> str | None:
-    """The source_hash of a folder that was prepared before."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return json.loads((out / "dataset.json").read_text(encoding="utf-8"))["source_hash"]
-    return None
-
-
-# One clip
-
-
-@dataclass(frozen=True)
-class _Heard:
-    """What the report says of one usable clip: levels as recorded, log-mel sums as written."""
-
-    levels: Levels
-    count: int
-    total: float
-    squares: float
-
-
-def _make_clips(
-    folder: Path, recordings: list[Recording], partial: Path, options: _Options, progress: bool
-) -> tuple[list[dict], dict[str, _Heard]]:
-    """Judge and write every clip. Returns the manifest's rows, sorted by id, and what was heard, by id."""
+def _hear_all(
+    journal: Journal, source, recordings, root: Path, folder: Path, out: Path, options: Options, speaker, jobs, progress
+) -> None:
+    """Bring the journal up to date with the source: hear what is new or changed, forget what is gone."""
     from tqdm.auto import tqdm
 
-    rows, heard = [], {}
-    for recording in tqdm(recordings, desc="prepare", unit="clip", disable=not progress):
-        text, mended = clean_text(recording.text)
-        row = {"id": recording.id, "audio": None, "text": text}
-        row |= dict.fromkeys(("seconds", "frames", "rms_dbfs", "noise_dbfs", "split"))
-        try:
-            if recording.problem:
-                raise UserError(recording.problem)
-            check_text(text, recording.place)
-            audio, faults, levels = clean_clip(folder / recording.source, options)
-            check_pace(text, len(audio) / options.mel.sample_rate, recording.place)
-            row["audio"] = f"clips/{recording.id}.flac"
-            written = write_audio(partial / row["audio"], audio, options.mel.sample_rate)
-            mel = log_mel(read_audio(written, options.mel.sample_rate), options.mel).double()  # n d
-            row |= {"seconds": round(len(audio) / options.mel.sample_rate, 4), "frames": len(mel)}
-            row |= {name: round(getattr(levels, name), 2) for name in ("rms_dbfs", "noise_dbfs")}
-            reasons = [*recording.mended, *mended, *faults]
-            row |= {"status": "repaired" if reasons else "accepted", "reasons": reasons}
-            heard[recording.id] = _Heard(levels, mel.numel(), float(mel.sum()), float(mel.square().sum()))
-        except UserError as error:
-            row |= {"status": "rejected", "reasons": [str(error).replace(f"{folder}{os.sep}", "")]}
-        rows.append({**row, "source": recording.source})
-    if not heard:
-        raise UserError(f"none of the {len(rows)} clips in {folder} can be used; {rows[0]['reasons'][0]}")
-    return sorted(rows, key=lambda row: row["id"]), heard
+    more: deque[Task] = deque()  # spans of recordings that are laid out
+    open_tasks, left = [0], {}  # tasks that are not done; {recording: its tasks of spans}
+    bar = tqdm(desc="prepare", unit="recording", disable=not progress)
+
+    def tasks():
+        for recording in recordings:
+            while more:
+                yield more.popleft()
+            bar.update()
+            if task := _task(journal, _with_speaker(recording, speaker), root, folder, out, options):
+                open_tasks[0] += 1
+                yield task
+        while open_tasks[0]:
+            yield more.popleft() if more else None
+
+    writer = FeatureWriter(folder / "features" / options.mel.kind, options.mel.n_mels)
+    try:
+        committed = time.monotonic()
+        for result in spread(tasks(), folder, options, jobs_for(_size(source), jobs)):
+            open_tasks[0] -= 1
+            _store(journal, result, writer)
+            if result.layout is not None:
+                spans = list(enumerate(result.spans))
+                parts = [tuple(spans[i : i + _SPANS_IN_A_TASK]) for i in range(0, len(spans), _SPANS_IN_A_TASK)]
+                shown = journal.value("SELECT source FROM inputs WHERE id = ?", result.id)
+                more.extend(Task(result.id, b"", shown, False, "", result.layout, part) for part in parts)
+                open_tasks[0] += len(parts)
+                left[result.id] = [len(parts), result.layout.path, result.hash]
+            elif result.id in left:
+                left[result.id][0] -= 1
+                if left[result.id][0] == 0:
+                    _, path, digest = left.pop(result.id)
+                    path.unlink(missing_ok=True)
+                    journal.base.execute("UPDATE inputs SET done = 1, hash = ? WHERE id = ?", (digest, result.id))
+            if time.monotonic() - committed > _COMMIT_EVERY:
+                writer.flush()
+                journal.commit()
+                committed = time.monotonic()
+    finally:
+        bar.close()
+        writer.close()
+        journal.commit()
+    gone = "SELECT id FROM inputs WHERE run < ?"
+    journal.base.execute(f"DELETE FROM clips WHERE input IN ({gone})", (journal.run,))
+    journal.base.execute("DELETE FROM inputs WHERE run < ?", (journal.run,))
+    journal.commit()
 
 
-def clean_text(text: str) -> tuple[str, list[str]]:
-    """NFC, white space joined, control characters removed; and what was mended."""
-    text = unicodedata.normalize("NFC", text)
-    kept = "".join(c for c in text if c.isspace() or (unicodedata.category(c) != "Cc" and c != "\ufeff"))
-    return " ".join(kept.split()), ["control characters removed from the text"] if kept != text else []
+def _size(source) -> int | None:
+    """Bytes of a source; None where nobody knows."""
+    path = Path(source)
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    return path.stat().st_size if path.is_file() and path.suffix.lower() not in (".csv", ".jsonl", ".arrow") else None
 
 
-def check_text(text: str, place: str) -> None:
-    """Raises UserError, naming the place, for a text that nobody can read aloud."""
-    if not text:
-        raise UserError(f"{place}: the text is empty; write what is spoken")
-    if not any(c.isalnum() for c in text):
-        raise UserError(f"{place}: the text {text[:20]!r} has no letter and no digit; write what is spoken")
+def _with_speaker(recording: Recording, speaker: str | None) -> Recording:
+    if recording.speaker or not speaker:
+        return recording
+    if speaker == "folder":
+        head, _, tail = (recording.source or "").partition("/")
+        return replace(recording, speaker=head if tail else None)
+    return replace(recording, speaker=speaker)
 
 
-def check_pace(text: str, seconds: float, place: str) -> None:
-    """Raises UserError for more text than can be spoken in that time (far below one letter a mel frame)."""
-    pace = len(normalise(text)) / seconds
-    if pace > MAX_CHARACTERS_PER_SECOND:
-        raise UserError(
-            f"{place}: {pace:.0f} characters a second, and speech has up to {MAX_CHARACTERS_PER_SECOND:g}; "
-            "the text belongs to another recording, or the recording is cut"
-        )
+def _task(journal: Journal, recording: Recording, root: Path, folder: Path, out: Path, options: Options) -> Task | None:
+    """What there is to do for a recording; None where all is known."""
+    whole, untouched = recording.text is not None, False
+    if recording.sound is not None:
+        source, known = recording.sound, journal.note(recording, len(recording.sound), 0)
+    else:
+        source = root / recording.source if recording.source else None
+        stat = source.stat() if source and not recording.problem and source.is_file() else None
+        size, mtime = (stat.st_size, stat.st_mtime_ns) if stat else (-1, 0)
+        query = "SELECT 1 FROM inputs WHERE id = ? AND size = ? AND mtime = ? AND size >= 0"
+        untouched = journal.value(query, recording.id, size, mtime)
+        known = journal.note(recording, size, mtime)
+    if recording.problem:
+        return None
+    if known and not (known.startswith(options.mark(whole)) and _all_there(journal, recording.id, folder, out)):
+        known = ""
+    if known and untouched:
+        return None
+    if not known:
+        journal.forget(recording.id)
+    journal.base.execute("UPDATE inputs SET done = 0 WHERE id = ?", (recording.id,))
+    return Task(recording.id, source, recording.source, whole, known)
 
 
-def clean_clip(path: Path, options: _Options) -> tuple[Tensor, list[str], Levels]:
-    """A recording as a clip (nw,) at 24 kHz, the faults that were mended, and its levels as recorded.
-
-    Raises UserError for one that cannot be used.
-    """
-    audio, rate = decode(path, max_seconds=max(600.0, 2 * options.max_seconds))
-    if rate < 8000:
-        raise UserError(f"{path} has a sample rate of {rate} Hz; speech needs 8000 Hz or more")
-    mono, cancelled = to_mono(audio)
-    levels = measure_levels(mono, rate)
-    if levels.rms_dbfs < -60:
-        raise UserError(f"{path} is silent ({levels.rms_dbfs:.0f} dBFS); record it again")
-    if levels.clipped > 0.01:
-        raise UserError(f"{path} is clipped for {levels.clipped:.0%} of its time; record it again, less loud")
-    faults = ["channels in opposite phase: the left one is used"] if cancelled else []
-    offset = float(mono.mean())
-    if abs(offset) > 0.1 * 10 ** (levels.rms_dbfs / 20):
-        mono, faults = mono - offset, [*faults, f"DC offset of {offset:.3f} removed"]
-    if levels.peak > 1:
-        mono, faults = mono / levels.peak, [*faults, f"peak of {levels.peak:.2f} lowered to full scale"]
-    clip = resample(mono, rate, options.mel.sample_rate)
-    if options.trim:
-        clip = trim_silence(clip, options.mel.sample_rate)
-    if options.loudness is not None:
-        clip = match_loudness(clip, options.loudness)
-    seconds = len(clip) / options.mel.sample_rate
-    if not options.min_seconds <= seconds <= options.max_seconds:
-        remedy = "cut it at its pauses" if seconds > options.max_seconds else "join it with its neighbour"
-        span = f"{options.min_seconds:g} to {options.max_seconds:g} s"
-        raise UserError(f"{path} lasts {seconds:.2f} s, and clips of {span} are used; {remedy}")
-    return clip, faults, levels
-
-
-# The folder
-
-
-def _split(rows: list[dict], seed: int, heldout: int | None) -> None:
-    """Hold out `heldout` of the usable clips, but leave one to train on at least.
-
-    None: about 5 %, at least 3 and at most 32; one where there are fewer than 20. Chosen by a hash of seed and id, so
-    that neither the order nor the machine matters.
-    """
-    usable = [row for row in rows if row["status"] != "rejected"]
-    usable.sort(key=lambda row: hashlib.sha256(f"{seed}/{row['id']}".encode()).digest())
-    few = 1 if len(usable) < 20 else min(32, max(3, round(0.05 * len(usable))))
-    held = min(few if heldout is None else heldout, len(usable) - 1)
-    for place, row in enumerate(usable):
-        row["split"] = "heldout" if place < held else "train"
-
-
-def _write_manifest(folder: Path, rows: list[dict], options: _Options, source: str, source_hash: str) -> None:
-    lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-    for mark in "\x85\u2028\u2029":  # line ends to some readers
-        lines = lines.replace(mark, f"\\u{ord(mark):04x}")
-    (folder / "manifest.jsonl").write_bytes(lines.encode("utf-8", "backslashreplace"))
-    usable = [row for row in rows if row["status"] != "rejected"]
-    info = {"format": FORMAT, "name": options.name, "source": source, "source_hash": source_hash}
-    info |= {"sample_rate": options.mel.sample_rate, "clips": len(usable)}
-    info |= {"seconds": round(sum(row["seconds"] for row in usable), 3), "mel": asdict(options.mel)}
-    _write_json(folder / "dataset.json", {**info, "seed": options.seed})
-
-
-def _write_json(path: Path, value: dict) -> None:
-    text = json.dumps(value, ensure_ascii=False, indent=2) + "\n"
-    path.write_bytes(text.encode("utf-8", "backslashreplace"))
-
-
-def _put_in_place(partial: Path, out: Path) -> None:
-    """Rename the finished folder to `out`; what was prepared there before makes way and is removed."""
-    old = out.with_name(f".{out.name}.replaced-{os.getpid()}")
-    if out.exists():
-        os.replace(out, old)
-    os.replace(partial, out)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def _remove_leftovers(out: Path) -> None:
-    """Remove what processes that were killed left beside `out`."""
-    for path in out.parent.iterdir():
-        match = re.fullmatch(rf"\.{re.escape(out.name)}\.(?:partial|replaced)-(\d+)", path.name)
-        if match and not _is_running(int(match[1])):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_running(process: int) -> bool:
-    """Whether another process has that number. In doubt it has."""
-    if process == os.getpid():  # numbers come again, in containers at once
-        return False
-    if os.name == "posix":  # elsewhere the question would end the process
-        try:
-            os.kill(process, 0)
-        except OSError as error:
-            return not isinstance(error, ProcessLookupError)
+def _all_there(journal: Journal, identity: str, folder: Path, out: Path) -> bool:
+    """Whether every clip of an input has its file; those of the finished dataset are linked to."""
+    for (name,) in journal.all("SELECT id FROM clips WHERE input = ? AND seconds IS NOT NULL", identity):
+        path = folder / "clips" / f"{name}.flac"
+        if not path.exists():
+            try:
+                link(out / "clips" / path.name, path)
+            except FileNotFoundError:
+                return False
     return True
 
 
-# The report
+def _store(journal: Journal, result: Result, writer: FeatureWriter) -> None:
+    if not result.same:
+        if result.hash:
+            journal.forget(result.id)
+            journal.base.execute("UPDATE inputs SET seconds = ? WHERE id = ?", (result.seconds, result.id))
+        for heard in result.clips:
+            row = {name: value for name, value in vars(heard).items() if name != "mel"}
+            if heard.mel is not None:
+                row["shard"], row["first"], row["frames"] = writer.add(heard.mel)
+            journal.add(result.id, row)
+    if result.hash and result.layout is None:
+        journal.base.execute("UPDATE inputs SET done = 1, hash = ? WHERE id = ?", (result.hash, result.id))
 
 
-def _report(rows: list[dict], heard: dict[str, _Heard]) -> dict:
-    """What report.json holds: levels of the recordings as they came, all else of the clips as written."""
-    usable = [row for row in rows if row["status"] != "rejected"]
-    seconds = [row["seconds"] for row in usable]
-    edges = list(range(int(max(seconds)) + 2))  # whole seconds
-    train = [heard[row["id"]] for row in usable if row["split"] == "train"]
-    count = sum(clip.count for clip in train)
-    mean = sum(clip.total for clip in train) / count
-    status = Counter(row["status"] for row in rows)
-    report = {"seen": len(rows)} | {name: status[name] for name in ("accepted", "repaired", "rejected")}
-    report |= {"train": len(train), "heldout": len(usable) - len(train), "seconds": round(sum(seconds), 3)}
-    report["durations"] = _spread(seconds)
-    report["duration_histogram"] = {
-        "edges": edges,
-        "clips": [sum(e <= s < e + 1 for s in seconds) for e in edges[:-1]],
+def _transcribe(
+    journal: Journal, folder: Path, transcriber, language, check: bool, options: Options, progress: bool
+) -> None:
+    """Have the clips without a text written down, and with `check` the others too; what was heard before is kept."""
+    from tqdm.auto import tqdm
+
+    told = isinstance(transcriber, str | Path)
+    name = f"whisper:{transcriber}" if told else getattr(transcriber, "name", None)
+    name = name or getattr(transcriber, "__qualname__", type(transcriber).__name__)
+    wanted = "clips.seconds IS NOT NULL" + ("" if check else " AND i.text IS NULL") + " AND (asr IS NULL"
+    wanted += " OR json_extract(asr, '$.by') != ?)" if name != "whisper:auto" else " AND ? != '')"
+    total = journal.value(f"SELECT count(*) FROM clips JOIN inputs i ON i.id = input WHERE {wanted}", name)
+    if not total:
+        return
+    if told:  # a model is loaded when there is something to do for it
+        transcriber = load_transcriber(transcriber, language)
+        print(f"transcribing with {transcriber}")
+    rate, clips = options.mel.sample_rate, folder / "clips"
+    if language is None and hasattr(transcriber, "detect_language"):
+        some = islice(journal.pages(f"{wanted} AND i.language IS NULL", name), 8)
+        sounds = [read_audio(clips / f"{row['id']}.flac", rate) for row in some]
+        language = transcriber.detect_language(sounds, rate) if sounds else None
+    by = getattr(transcriber, "name", name)
+    for row in tqdm(journal.pages(wanted, name), total=total, desc="transcribe", unit="clip", disable=not progress):
+        audio = read_audio(clips / f"{row['id']}.flac", rate)
+        text, heard_language = transcriber(audio, rate, row["input_language"] or language)
+        journal.set(row, asr={"text": text, "language": heard_language, "by": by})
+        journal.commit()
+
+
+# ---- The folder
+
+
+def _state(journal: Journal, options: Options, texts: TextOptions, *about) -> str:
+    """sha256 of all inputs and of all that they are judged by. Times and paths of this machine are no part of it."""
+    judged = texts.language, texts.normaliser, texts.tokenizer and texts.tokenizer.hash, sorted(texts.drop)
+    digest = hashlib.sha256(json.dumps([sorted(asdict(options).items()), judged, about], default=str).encode())
+    for row in journal.all(
+        "SELECT id, source, place, text, speaker, language, problem, mended, hash FROM inputs ORDER BY id"
+    ):
+        digest.update(json.dumps(tuple(row)).encode())
+    for row in journal.all("SELECT id, asr FROM clips WHERE asr IS NOT NULL ORDER BY id"):
+        digest.update(json.dumps(tuple(row)).encode())
+    return digest.hexdigest()
+
+
+def _refuse_empty(journal: Journal, source) -> None:
+    if not journal.value("SELECT count(*) FROM clips WHERE status != 'rejected'"):
+        n = journal.value("SELECT count(*) FROM clips")
+        first = journal.value("SELECT reasons FROM clips ORDER BY rowid LIMIT 1")
+        raise UserError(
+            f"none of the {n} clips in {source} can be used; {json.loads(first)[0] if first else 'it is empty'}"
+        )
+
+
+def _write(journal: Journal, folder: Path, info: dict, options: Options, texts: TextOptions) -> None:
+    """manifest.jsonl, report.jsonl, report.json, report.png, vocab.txt, the index of the features, dataset.json."""
+    letters: set[str] = set()
+    with _lines(folder / "manifest.jsonl") as manifest, _lines(folder / "report.jsonl") as report:
+        for row in journal.all(
+            "SELECT clips.*, i.source, i.place, i.speaker FROM clips JOIN inputs i ON i.id = input ORDER BY clips.id"
+        ):
+            row = unpacked(row)
+            row["audio"] = f"clips/{row['id']}.flac" if row["seconds"] else None
+            used = row["status"] != "rejected"
+            keys = "id audio text seconds frames split speaker language source start stop sha256".split()
+            if used:
+                letters.update(normalise(row["text"], texts.normaliser))
+                levels = {key: row["measures"][key] for key in ("rms_dbfs", "snr")}
+                manifest.write(_line({key: row[key] for key in keys} | levels))
+            measures = {k: v for k, v in row["measures"].items() if not k.startswith("mel_")}
+            verdict = {key: row[key] for key in ("id", "status", "reasons", "flags")}
+            measures |= {} if row["cer"] is None else {"cer": row["cer"]}
+            report.write(
+                _line(verdict | {key: row[key] for key in keys[1:]} | {"place": row["place"], "measures": measures})
+            )
+    _forget_files(journal, folder)
+    manifest_hash = hashlib.sha256((folder / "manifest.jsonl").read_bytes()).hexdigest()
+    tokenizer = texts.tokenizer or Tokenizer([" ", *sorted(letters - {" "})], "char", texts.normaliser)
+    tokenizer.save(folder / "vocab.txt")
+    _index_features(journal, folder / "features" / options.mel.kind, manifest_hash, options)
+    summary = summarise(journal, texts, info["split"])
+    _write_json(folder / "report.json", summary)
+    draw_summary(folder / "report.png", summary)
+    info = {"format": FORMAT, **info, "sample_rate": options.mel.sample_rate, "mel": asdict(options.mel)}
+    info |= {
+        "clips": summary["accepted"] + summary["repaired"],
+        "seconds": summary["seconds"],
+        "language": texts.language,
     }
-    report["text_lengths"] = _spread([len(row["text"]) for row in usable])
-    report["characters"] = dict(Counter(c for row in usable for c in row["text"]).most_common())
-    report["levels"] = {
-        name: _spread([getattr(heard[row["id"]].levels, name) for row in usable])
-        for name in ("peak", "rms_dbfs", "noise_dbfs", "clipped", "leading", "trailing")
-    }
-    report["characters_per_second"] = _paces(usable)
-    report["mel_mean"] = round(mean, 6)
-    report["mel_std"] = round((sum(clip.squares for clip in train) / count - mean**2) ** 0.5, 6)
-    return report
+    info |= {"normaliser": tokenizer.normaliser, "tokenizer": tokenizer.name, "tokenizer_hash": tokenizer.hash}
+    _write_json(folder / "dataset.json", info)
 
 
-def _spread(values: list[float]) -> dict[str, float]:
-    """The least, the middle and the greatest."""
-    low, high = round(min(values), 4), round(max(values), 4)
-    return {"min": low, "median": round(statistics.median(values), 4), "max": high}
+def _index_features(journal: Journal, folder: Path, manifest_hash: str, options: Options) -> None:
+    """Write the index of the mels. Where files are gone, or hold mostly clips that are gone, there is none: then the
+    cache is made anew when it is needed."""
+    used = "FROM clips WHERE status != 'rejected'"
+    live = journal.value(f"SELECT total(frames) {used}") * options.mel.n_mels * 2
+    shards = [row[0] for row in journal.all(f"SELECT DISTINCT shard {used}")]
+    if sum(path.stat().st_size for path in folder.glob("*.f16")) > 2 * live + _SPARE:
+        shutil.rmtree(folder)
+    elif all(shard_path(folder, shard).is_file() for shard in shards):
+        places = journal.all(f"SELECT shard, first, frames {used} ORDER BY id")
+        write_index(folder, manifest_hash, (tuple(row) for row in places))
 
 
-def _paces(rows: list[dict]) -> dict:
-    """Characters a second, and the clips far from the rest: there text and sound most often disagree."""
-    paces = {row["id"]: len(row["text"]) / row["seconds"] for row in rows}
-    middle = statistics.median(paces.values())
-    usual = 1.4826 * statistics.median(abs(pace - middle) for pace in paces.values())  # outliers can't move it
-    limit = max(4 * usual, 0.25 * middle)
-    far = {name: round(pace, 2) for name, pace in paces.items() if abs(pace - middle) > limit}
-    return {**_spread(list(paces.values())), "outliers": far}
+def _lines(path: Path):
+    return open(path, "w", encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
-def _write_report(folder: Path, rows: list[dict], heard: dict[str, _Heard]) -> None:
-    report = _report(rows, heard)
-    _write_json(folder / "report.json", report)
-    _draw_report(folder / "report.png", rows, report, heard)
+def _line(row: dict) -> str:
+    line = json.dumps(row, ensure_ascii=False)
+    for mark in "\x85\u2028\u2029":  # line ends to some readers
+        line = line.replace(mark, f"\\u{ord(mark):04x}")
+    return line + "\n"
 
 
-def _draw_report(path: Path, rows: list[dict], report: dict, heard: dict[str, _Heard]) -> None:
-    """Durations, characters and levels side by side."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+def _write_json(path: Path, value: dict) -> None:
+    path.write_bytes((json.dumps(value, ensure_ascii=False, indent=2) + "\n").encode("utf-8", "backslashreplace"))
 
-    figure = Figure(figsize=(12, 3.2), layout="constrained")
-    FigureCanvasAgg(figure)  # a canvas of its own: pyplot and a notebook's backend stay as they are
-    durations, characters, levels = figure.subplots(1, 3)
-    durations.hist([row["seconds"] for row in rows if row["status"] != "rejected"], bins=30)
-    durations.set(title=f"{report['seconds'] / 60:.1f} minutes", xlabel="seconds", ylabel="clips")
-    most = list(report["characters"].items())[:40]
-    characters.bar(range(len(most)), [count for _, count in most])
-    characters.set_xticks(range(len(most)), ["\u2423" if c == " " else c for c, _ in most], fontsize=7)
-    characters.set(title=f"{len(report['characters'])} characters", ylabel="times", yscale="log")
-    levels.hist([clip.levels.rms_dbfs for clip in heard.values()], bins=30)
-    levels.set(title="levels as recorded", xlabel="dB below full scale", ylabel="clips")
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # the figure's font does not have every script
-        figure.savefig(path, dpi=110)
+
+def _forget_files(journal: Journal, folder: Path) -> None:
+    """Remove clips of inputs that are gone, and of those that could not be used."""
+    for path in os.scandir(folder / "clips"):
+        name = path.name.removesuffix(".flac")
+        if not journal.value("SELECT 1 FROM clips WHERE id = ? AND seconds IS NOT NULL", name):
+            os.unlink(path.path)

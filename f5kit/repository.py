@@ -60,6 +60,8 @@ def repository_name(source: str | Path) -> tuple[str, str] | None:
     found = _NAME.fullmatch(text)
     if not found or Path(text).exists() or ".." in PurePosixPath(text).parts:
         return None
+    if not found[2] and text.endswith((".safetensors", *PICKLES)):  # a file that is missing, and no repository
+        return None
     return found[1], found[2].strip("/")
 
 

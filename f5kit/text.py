@@ -1,9 +1,8 @@
-"""Text: cleaning it, turning it into tokens, and cutting it where a speaker would breathe."""
+"""Text: cleaning it, and turning it into tokens."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
@@ -31,23 +30,23 @@ def normalise(text: str, name: str = "basic") -> str:
 
     "basic": Unicode NFC, typographic quotes and dashes made plain, runs of white space made one space, ends trimmed.
     Digits and letters of every script stay as they are. "published": the same, with the typography left alone, which
-    upstream's published models know. "none": the text itself. "+numbers:vi" behind any of them reads numbers out in
-    that language, as in "basic+numbers:vi" (`f5kit.numerals` has the languages).
+    upstream's published models know. "none": the text itself. Steps may follow: "+numbers:vi" reads numbers out in that
+    language, as in "basic+numbers:vi" (`f5kit.numerals` has the languages), and "+lower" makes all letters small.
 
     Raises UserError for a name this version does not know.
     """
     name, *steps = name.split("+")
-    if name not in NORMALISERS or any(not step.startswith("numbers:") for step in steps):
+    if name not in NORMALISERS or any(step != "lower" and not step.startswith("numbers:") for step in steps):
         known = ", ".join(NORMALISERS)
         raise UserError(
             f"there is no text normaliser {'+'.join([name, *steps])!r}; the normalisers are {known}, "
-            "and any of them with numbers read out, as in basic+numbers:vi"
+            "and any of them with numbers read out or in small letters, as in basic+numbers:vi+lower"
         )
     if name != "none":
         text = unicodedata.normalize("NFC", text)
         text = " ".join((text.translate(_PLAIN) if name == "basic" else text.translate(_INVISIBLE)).split())
     for step in steps:
-        text = read_numbers(text, step.removeprefix("numbers:"))
+        text = text.lower() if step == "lower" else read_numbers(text, step.removeprefix("numbers:"))
     return text
 
 
@@ -105,7 +104,8 @@ class Tokenizer:
         tokens = self.tokens(text)
         unknown = list(dict.fromkeys(token for token in tokens if token not in self._ids))
         if unknown:
-            listed = " ".join(f"{token!r}" for token in unknown)
+            listed = " ".join(f"{token!r}" for token in unknown[:20])
+            listed += f" and {len(unknown) - 20} more" if len(unknown) > 20 else ""
             raise UserError(
                 f"the model's vocabulary of {len(self.vocab)} tokens lacks {listed} of {text[:60]!r}: "
                 "write the text without them, or choose a model whose vocabulary has them"
@@ -184,36 +184,3 @@ def _surroundings(text: str, token: str, width: int = 12) -> str:
     place = max(text.find(token), 0)
     start, end = max(place - width, 0), place + len(token) + width
     return ("…" if start else "") + text[start:end] + ("…" if end < len(text) else "")
-
-
-_SENTENCE_END = re.compile(r"(?<=[.!?。！？।؟])\s+|(?<=[。！？।])")
-_CLAUSE_END = re.compile(r"(?<=[,;:،、，；：])\s*")
-
-
-def split_sentences(text: str, max_chars: int) -> list[str]:
-    """Cut a long text into pieces of at most `max_chars` characters.
-
-    It is cut at sentences, where these are too long at clauses, then at words, and at last anywhere. Neighbouring
-    pieces are joined again while they fit, so that short sentences share one breath.
-    """
-    if max_chars < 1:
-        raise UserError(f"max_chars is {max_chars}; a piece of text needs at least one character")
-    pieces: list[str] = []
-    for sentence in _SENTENCE_END.split(text):
-        pieces += _cut(sentence.strip(), max_chars, (_CLAUSE_END, re.compile(r"\s+")))
-    chunks: list[str] = []
-    for piece in filter(None, pieces):
-        if chunks and len(chunks[-1]) + 1 + len(piece) <= max_chars:
-            chunks[-1] += " " + piece
-        else:
-            chunks.append(piece)
-    return chunks
-
-
-def _cut(piece: str, max_chars: int, separators: tuple) -> list[str]:
-    """A piece that is too long, cut at the first kind of separator, and what is still too long at the next kind."""
-    if len(piece) <= max_chars:
-        return [piece]
-    if not separators:
-        return [piece[i : i + max_chars] for i in range(0, len(piece), max_chars)]
-    return [p for part in separators[0].split(piece) for p in _cut(part.strip(), max_chars, separators[1:])]

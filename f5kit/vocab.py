@@ -20,15 +20,14 @@ from torch import Tensor
 from f5kit.cfm import CFM
 from f5kit.checkpoint import (
     WEIGHTS,
-    Checkpoint,
     RunFolder,
     load_model,
     load_tokenizer,
     read_meaning,
-    write_meaning,
 )
 from f5kit.config import ModelConfig
 from f5kit.errors import UserError
+from f5kit.runs import Checkpoint, write_meaning
 from f5kit.text import Tokenizer
 from f5kit.weights import file_hash, read_tensors, sync, write_json, write_tensors
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,10 +32,17 @@ _HUB_PATIENCE = 3.0  # seconds to wait for the Hub's first answer
 
 
 def write_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write a safetensors file and flush it to the disk."""
+    """Write a safetensors file and flush it to the disk. Raises OSError when the disk does not take it."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, str(path), metadata=metadata)
+    try:
+        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, str(path), metadata=metadata)
+    except SafetensorError as error:
+        number = re.search(r"os error (\d+)", str(error))  # its way to tell of a full or failing disk
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
     sync(path)
 
 
@@ -92,6 +100,7 @@ def write_json(path: str | Path, value) -> None:
     partial.write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     sync(partial)
     os.replace(partial, path)
+    sync(path.parent)
 
 
 def sync(path: str | Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -14,7 +15,7 @@ DEMO_VOICE = Path(__file__).parents[1] / "f5kit" / "demo_voice"
 @pytest.fixture(autouse=True, scope="session")
 def two_threads():
     """As many threads as every machine has: bit-exact comparisons need the same number in both runs."""
-    torch.set_num_threads(2)
+    torch.set_num_threads(min(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2))
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,6 @@ def test_it_travels_from_the_recordings_to_the_card(dataset, recordings, tmp_pat
     kept = json.loads((run.latest().path / "data.json").read_text(encoding="utf-8"))
     assert kept["consent"] == AGREED and kept["clips"] == len(told.clips)
     assert run.latest().damage() is None
-    shutil.rmtree(folder / "features")
     write_consent(folder, "Another sentence, written later.")
     speech = load_dataset(folder).path(told.train[0])
     export = build_export(run, tmp_path / "voice", language="en", samples=[speech])

@@ -1,14 +1,21 @@
 """Speaking: the same seed says the same, faults are told before any work, and long texts come out whole."""
 
+import threading
+from dataclasses import replace
+
 import pytest
 import soundfile
 import torch
+from conftest import DEMO_VOICE
 
-from f5kit.audio import write_audio
+from f5kit.audio import read_audio, write_audio
 from f5kit.checkpoint import load_model
 from f5kit.errors import UserError
-from f5kit.inference import Voice, cross_fade, find_reference
+from f5kit.inference import Voice, cross_fade, find_reference, read_reference
+from f5kit.joining import LEAK, leak
+from f5kit.speech import Cancelled
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 FAST = dict(steps=2, progress=False)
 
 
@@ -44,7 +51,12 @@ def test_a_long_text_is_spoken_in_chunks_that_lose_nothing(voice):
     text = "This is one of many sentences that follow each other. " * 12
     speech = voice.speak(text, steps=1, progress=False)
     assert len(speech.chunks) > 1
-    assert " ".join(speech.chunks) == text.strip()
+    assert "".join(chunk.text for chunk in speech.chunks) == text
+    assert len(speech.mel) == sum(chunk.frames for chunk in speech.chunks)
+    assert [chunk.seed for chunk in speech.chunks] == list(range(len(speech.chunks)))
+    starts, ends, _ = zip(*speech.timings, strict=True)
+    assert starts[0] == 0 and ends[-1] == pytest.approx(speech.seconds)
+    assert all(a < b for a, b in zip(starts, ends, strict=True)) and list(ends[:-1]) == list(starts[1:])
 
 
 @pytest.mark.parametrize(
@@ -56,6 +68,11 @@ def test_a_long_text_is_spoken_in_chunks_that_lose_nothing(voice):
         ("Hi.", {"speed": 0}, "speed is 0"),
         ("Hi.", {"speed": float("nan")}, "speed is nan"),
         ("Hi.", {"steps": 0}, "steps is 0"),
+        ("Hi.", {"seed": 0.5}, "seed is 0.5"),
+        ("Hi.", {"method": "magic"}, "method is 'magic'; the solvers are euler"),
+        ("Hi.", {"duration": -1}, "duration is -1"),
+        ("Hi.", {"loudness": 3}, "there is no setting loudness; the settings are speed"),
+        ("?!... --", {}, "has no letter or digit"),
     ],
 )
 def test_faults_are_told_before_any_work(voice, text, settings, told):
@@ -65,13 +82,25 @@ def test_faults_are_told_before_any_work(voice, text, settings, told):
 
 def test_references_that_cannot_serve(tmp_path):
     write_audio(tmp_path / "silent.wav", torch.zeros(48_000))
-    write_audio(tmp_path / "long.wav", torch.randn(24_000 * 17) * 0.1)
+    write_audio(tmp_path / "short.wav", torch.randn(6_000) * 0.1)
     write_audio(tmp_path / "fine.wav", torch.randn(48_000) * 0.1)
-    for file, told in (("silent.wav", "silent"), ("long.wav", r"17.0 s of sound"), ("none.wav", "none.wav")):
-        with pytest.raises(UserError, match=told):
+    for file, told in (("silent.wav", "silent"), ("short.wav", "has 0.2 s of sound"), ("none.wav", "file none.wav")):
+        with pytest.raises(UserError, match=told) as error:
             Voice.load("tiny", tmp_path / file, "Some words.", vocoder="griffin-lim", device="cpu")
-    with pytest.raises(UserError, match="needs reference_text"):
-        Voice.load("tiny", tmp_path / "fine.wav", vocoder="griffin-lim", device="cpu")
+        assert str(tmp_path) not in str(error.value)
+    with pytest.raises(UserError, match="fine.wav needs its words, and they can't be transcribed .* give"):
+        read_reference(tmp_path / "fine.wav", None, load_model("tiny"), recogniser="whisper:no-such-model")
+    with pytest.raises(UserError, match="the words of the reference fine.wav: .* lacks 'ü'"):
+        read_reference(tmp_path / "fine.wav", "für", load_model("tiny"))
+
+
+def test_a_long_reference_is_cut_at_a_pause_and_its_words_written_anew(voice, tmp_path):
+    clips = [read_audio(path) for path in sorted(DEMO_VOICE.glob("wavs/*.flac"))[:4]]
+    write_audio(tmp_path / "long.wav", torch.cat([torch.nn.functional.pad(clip, (0, 12_000)) for clip in clips]))
+    reference = read_reference(tmp_path / "long.wav", "What all four say.", voice.model, recogniser="pocketsphinx")
+    assert 5 < len(reference.audio) / 24_000 <= 12.1
+    assert "cut from" in reference.note and "transcribed by pocketsphinx" in reference.note
+    assert len(reference.text.split()) > 5 and reference.text != "What all four say."
 
 
 def test_the_typical_clip_is_a_training_clip_of_usual_length(dataset):
@@ -102,3 +131,110 @@ def test_speaking_leaves_the_model_and_the_random_state_alone(voice):
     assert torch.equal(state, torch.random.get_rng_state())
     fresh = load_model("tiny").state_dict()
     assert all(torch.equal(fresh[k], v) for k, v in voice.model.state_dict().items())
+
+
+SENTENCES = "The first of three. This one is the second sentence, and it is longer. The third!\n\nAnd a new paragraph."
+
+
+def test_a_batch_says_the_same_as_single_chunks(voice, awake):
+    """Of a model whose output depends on everything."""
+    lively = Voice(awake(load_model("tiny")), voice.reference, voice.vocoder)
+    text = "Short. " + "A rather long sentence with many words in it, to be told apart. " * 20
+    single, batched = (lively.speak(text, batch=size, duration=9, **FAST) for size in (1, 3))
+    assert len(single.chunks) > 3
+    assert torch.allclose(single.mel, batched.mel, atol=1e-4)
+    assert [c.end for c in single.chunks] == [c.end for c in batched.chunks]
+
+
+def test_a_stream_is_the_speech_piece_by_piece(voice):
+    pieces = list(voice.stream(SENTENCES * 3, first=2.0, **FAST))
+    assert len(pieces) > 2 and "".join(piece.text for piece in pieces) == SENTENCES * 3
+    assert pieces[0].seconds < 2.5
+    whole = sum(piece.seconds for piece in pieces)
+    assert pieces[-1].chunks[0].end == pytest.approx(whole)
+    assert voice.plan(SENTENCES * 3, first=2.0) == [(p.text, p.chunks[0].frames / 93.75) for p in pieces]
+
+
+def test_paragraphs_are_parted_by_silence(voice):
+    with_pause, without = (voice.speak(SENTENCES, pause=pause, **FAST) for pause in (1.0, 0.0))
+    assert with_pause.seconds - without.seconds == pytest.approx(1.05, abs=0.01)  # and no fade into each other
+    first, second = with_pause.chunks
+    silence = with_pause.audio[int(first.end * 24_000) + 3_000 : int(second.start * 24_000) - 100]
+    assert len(silence) > 20_000 and not silence.any()
+
+
+def test_a_duration_is_kept(voice):
+    assert voice.speak(SENTENCES, duration=9.0, pause=0, **FAST).seconds == pytest.approx(9.0, abs=0.15)
+
+
+def test_cancel_returns_within_one_step(voice):
+    stop, seen = threading.Event(), []
+
+    def watch(done: int, total: int) -> None:
+        seen.append((done, total))
+        if done == 3:
+            stop.set()
+
+    with pytest.raises(Cancelled, match="after 3 of 1000 steps"):
+        voice.speak("Hello.", steps=1000, progress=watch, cancel=stop)
+    assert seen == [(1, 1000), (2, 1000), (3, 1000)]
+
+
+def test_what_overflows_in_half_precision_is_made_in_fp32(voice):
+    """Weights whose products pass fp16's largest number, and which fp32 holds."""
+    model = load_model("tiny")
+    with torch.no_grad():
+        model.transformer.proj_out.weight.normal_(generator=torch.Generator().manual_seed(0))
+        model.transformer.norm_out.linear.bias.fill_(3e4)
+        model.transformer.proj_out.weight.mul_(1e2)
+    half = Voice(model, voice.reference, voice.vocoder, "fp16")
+    speech = half.speak("Hello.", **FAST)
+    assert speech.mel.isfinite().all()
+    assert speech.chunks[0].notes == ("not finite in fp16, made in fp32",)
+    with torch.no_grad():
+        model.transformer.proj_out.weight.fill_(float("nan"))
+    with pytest.raises(UserError, match="non-finite in fp32: these weights are damaged"):
+        half.speak("Hello.", **FAST)
+
+
+def test_the_references_end_said_again_is_noticed(dataset):
+    mels = [dataset.mel(clip) for clip in dataset.clips[:8]]
+    for a, b in zip(mels, mels[1:], strict=False):
+        assert leak(a, b) < LEAK
+        assert leak(torch.cat((b[-55:], a)), b) > LEAK
+    assert leak(torch.zeros(100, 100), mels[0]) == leak(mels[0][:10], mels[0]) == 0.0
+
+
+def test_a_leaking_start_is_made_again(voice):
+    """A fresh model gives its noise back: the reference ends here with the noise that the speech will begin with."""
+    said = voice.speak("Hello there.", **FAST).mel
+    leaking = replace(voice.reference, mel=torch.cat((voice.reference.mel[:-45], said[:45])))
+    again = voice.with_reference(leaking).speak("Hello there.", **FAST)
+    assert again.chunks[0].notes == ("it began with the reference's last words",)
+    assert again.chunks[0].seed == 1_000_003 and not torch.equal(again.mel, said)
+    kept = voice.with_reference(leaking).speak("Hello there.", retry_leaks=False, **FAST)
+    assert torch.equal(kept.mel, said) and kept.chunks[0].notes == ()
+
+
+def test_the_best_of_several_takes_is_the_one_understood_best(voice):
+    speech = voice.speak("Hello there.", best_of=2, **FAST)
+    assert speech.chunks[0].seed in (0, 2 * 1_000_003)
+    assert voice.recogniser is not None
+
+
+def test_two_thousand_words_in_bounded_memory(voice):
+    """The sound grows with the text; the memory to make it does not grow beyond that."""
+    import resource
+
+    words = "Every word of this long text is spoken, and none is lost on the way. ".split(" ")[:-1]
+    text = " ".join(words[i % len(words)] for i in range(2000))
+    list(voice.stream(text[:2000], steps=1, speed=4))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = 0.0
+    said = []
+    for piece in voice.stream(text, steps=1, speed=4):
+        seconds += piece.seconds
+        said.append(piece.text)
+    assert "".join(said) == text
+    assert 100 < seconds < 300
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kB

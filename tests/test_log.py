@@ -172,6 +172,39 @@ def test_wandb_mode(monkeypatch):
         WandbLogger("p", mode="dry")
 
 
+# ---- spoken samples
+
+
+@pytest.fixture
+def spoken(trainer):
+    """The event of a sample, with its files."""
+    import torch
+
+    from f5kit.audio import write_audio
+    from f5kit.evaluate import save_spectrogram
+
+    samples = trainer.run.path / "samples"
+    write_audio(samples / "update_000002_ema.wav", 0.1 * torch.sin(torch.arange(12_000) / 20))
+    save_spectrogram(torch.rand(50, 100), samples / "update_000002_ema.png")
+    files = {"audio": "samples/update_000002_ema.wav", "spectrogram": "samples/update_000002_ema.png"}
+    return {"event": "sample", "update": 2, "weights": "ema", "text": "Hello.", **files}
+
+
+def test_tensorboard_keeps_sounds_and_spectrograms(trainer, spoken):
+    feed(TensorBoardLogger(), trainer, [EVENTS[0], spoken, EVENTS[-1]])
+    seen = read_back(trainer.run.path / "tensorboard")
+    (sound,), (picture,) = seen.Audio("sound/ema"), seen.Images("spectrogram/ema")
+    assert sound.step == 2 and sound.sample_rate == 24_000 and abs(sound.length_frames - 12_000) < 2
+    assert (picture.width, picture.height) == (50, 100)
+
+
+def test_wandb_keeps_sounds_and_spectrograms(trainer, spoken, wandb_dir):
+    feed(WandbLogger("f5kit-tests", mode="offline"), trainer, [EVENTS[0], spoken, EVENTS[-1]])
+    rows, _ = history(wandb_dir)
+    assert {path.suffix for path in wandb_dir.rglob("media/**/*") if path.is_file()} == {".wav", ".png"}
+    assert any("sound/ema" in key for row in rows for key in row)
+
+
 # ---- what goes wrong
 
 
@@ -191,6 +224,19 @@ def test_a_logger_that_fails_says_so_once(trainer, tmp_path):
     with pytest.warns(UserWarning, match="TensorBoard logging stopped, training goes on") as told:
         feed(logger, trainer)
     assert len(told) == 1
+
+
+def test_a_logger_that_hangs_costs_nothing(trainer):
+    class Hangs(TensorBoardLogger):
+        patience = 0.2
+
+        def _write(self, numbers, event):
+            time.sleep(60)
+
+    logger, started = Hangs(), time.monotonic()
+    with pytest.warns(UserWarning, match="training goes on .it hangs"):
+        feed(logger, trainer, [*EVENTS[:-1], *[EVENTS[2]] * 20_000, EVENTS[-1]])
+    assert time.monotonic() - started < 5
 
 
 def test_a_failure_does_not_tell_the_key(trainer, wandb_dir, monkeypatch):

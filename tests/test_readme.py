@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -36,8 +37,14 @@ def test_the_sweep_makes_one_table(dataset, tmp_path):
     assert before == before_too > after
 
 
+def test_the_speaking_snippet_speaks(tmp_path):
+    done = run(SNIPPETS[2], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "evening.mp3").stat().st_size > 1_000 and done.stdout.count("s of sound") > 1
+
+
 def test_there_are_no_snippets_that_no_test_runs():
-    assert len(SNIPPETS) == 2
+    assert len(SNIPPETS) == 3
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"(?:^|`)make (\w+)", README, re.MULTILINE))))
@@ -46,7 +53,9 @@ def test_commands_exist(target):
 
 
 @pytest.mark.parametrize(
-    ("program", "option"), [(["notebooks/run.py"], "--demo"), (["-m", "f5kit.convert"], "--to")], ids=["run", "convert"]
+    ("program", "option"),
+    [(["notebooks/run.py"], "--demo"), (["-m", "f5kit.convert"], "--to"), (["-m", "f5kit.launch"], "--processes")],
+    ids=["run", "convert", "launch"],
 )
 def test_programs_help(program, option):
     done = subprocess.run([sys.executable, *program, "--help"], cwd=ROOT, capture_output=True, text=True)
@@ -65,9 +74,33 @@ def test_figures_are_those_of_the_recorded_run():
     assert f"reaches {record['loss_of_averages']:.2f}" in text
 
 
+def test_preparation_is_as_fast_as_the_readme_says_and_as_it_must_be():
+    record = json.loads((ROOT / "benchmarks" / "results" / "prepare.json").read_text())
+    assert {"command", "commit", "date", "hardware", "versions"} <= record.keys()
+    real_time = statistics.median(run["times_real_time"] for run in record["road"])
+    memory = max(run["memory_above_libraries_mb"] for run in record["road"])
+    reads, growth = record["cache"]["median"], record["bytes_per_further_clip"]
+    assert f"{real_time:.0f} times real time, {memory:.0f} MB above the libraries" in README
+    assert f"| {reads:,.0f} a second |" in README and f"| {growth / 1000:.1f} KB |" in README
+    theirs = {key: statistics.median(run[key] for run in record["upstream"]) for key in record["upstream"][0]}
+    assert f"in {theirs['seconds']:.2f} s |" in README
+    assert f"| {theirs['read_clips_per_second']:.0f} a second, each decoded" in README
+    assert min(run["times_real_time"] for run in record["road"]) >= 60 and memory < 1000 and reads >= 10_000
+    assert [run["clips"] for run in record["rows"]] == [1_000, 10_000, 100_000] and growth < 10_000
+
+
 def test_the_probe_named_as_many_as_the_readme_says():
     record = json.loads((ROOT / "benchmarks" / "results" / "probe_configs.json").read_text())
     assert f"named the right one {record['right']} times of {record['of']}" in " ".join(README.split())
+
+
+def test_tables_are_those_of_the_records():
+    command = [sys.executable, "benchmarks/tables.py"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    for table in done.stdout.strip().split("\n\n"):
+        assert table in README, f"the README has not this table:\n{table}"
+    judged = json.loads((ROOT / "benchmarks" / "results" / "judge_starter.json").read_text())
+    assert f"{judged['settings']['sentences']} sentences that it had not heard" in " ".join(README.split())
 
 
 def test_links_to_files_lead_there():

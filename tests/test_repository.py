@@ -184,7 +184,7 @@ def test_what_reads_as_a_repository(tmp_path):
     assert repository_name("you/voice") == ("you/voice", "")
     assert repository_name("you/voice/a/b.safetensors") == ("you/voice", "a/b.safetensors")
     (tmp_path / "you" / "here").mkdir(parents=True)
-    for name in ("you/here", "tiny", "F5TTS_v1_Base", "/abs/path", "../up/there", "you/a/../b", "you/voice/../.."):
+    for name in ("you/here", "tiny", "F5TTS_v1_Base", "/abs/path", "../up/there", "you/a/../b", "a/b.safetensors"):
         assert repository_name(name) is None, name
 
 

@@ -19,6 +19,7 @@ from f5kit.weights import file_hash
 
 ROOT = Path(__file__).parents[1]
 FOLDER = Path(f5kit.__file__).with_name("starter_voice")
+JUDGED = json.loads((ROOT / "benchmarks" / "results" / "judge_starter.json").read_text(encoding="utf-8"))
 TRAINING = json.loads((ROOT / "benchmarks" / "results" / "starter_training.json").read_text(encoding="utf-8"))
 
 
@@ -36,6 +37,16 @@ def test_the_card_has_the_figures_of_the_record():
         assert figure in card, f"the card does not say {figure}"
     for script in set(re.findall(r"benchmarks/\S+\.py", card)):
         assert (ROOT / script).is_file()
+
+
+def test_the_card_says_what_the_judge_found():
+    card = " ".join((FOLDER / "README.md").read_text(encoding="utf-8").split())
+    voice = JUDGED["summary"]["voice"]
+    wrong, recorded = voice["wer"]["value"], JUDGED["summary"]["recordings"]["wer"]["value"]
+    assert f"{JUDGED['settings']['sentences']} sentences that it has not heard" in card
+    assert f"{wrong:.2f} of the words wrong, and {recorded:.2f} of the recordings'" in card
+    assert f"decoys in {voice['decoys']['value']:.0%}".replace("%", " %") in card
+    assert JUDGED["text_advantage"]["low"] > 0, "it has learned text, and not only sound"
 
 
 def test_it_loads_in_another_process_without_a_network(tmp_path):

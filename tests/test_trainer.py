@@ -111,7 +111,9 @@ def test_another_plan_in_the_same_folder_is_refused(plan, dataset, tmp_path):
     Trainer(with_train(plan, updates=2), dataset, tmp_path / "run").fit()
     with pytest.raises(UserError, match=r"seed 0 -> 1.*another run folder"):
         Trainer(with_train(plan, updates=2, seed=1), dataset, tmp_path / "run").fit()
-    run = Trainer(with_train(plan, updates=4), dataset, tmp_path / "run").fit()
+    with pytest.raises(UserError, match=r"updates 2 -> 4.*change=True"):
+        Trainer(with_train(plan, updates=4), dataset, tmp_path / "run").fit()
+    run = Trainer(with_train(plan, updates=4), dataset, tmp_path / "run", change=True).fit()
     assert run.checkpoints()[-1].update == 4, "more updates are a longer run of the same kind"
 
 
@@ -132,14 +134,14 @@ def test_a_damaged_checkpoint_is_passed_over(plan, dataset, tmp_path, capsys):
 def test_a_crash_while_saving_leaves_the_older_checkpoint(plan, dataset, tmp_path, monkeypatch):
     plan = with_train(plan, updates=4, save_every=2)
     run = Trainer(with_train(plan, updates=2), dataset, tmp_path / "run").fit()
-    import f5kit.checkpoint as checkpoint
+    import f5kit.runs as runs
 
     def dies(*_):
-        raise OSError("no space left on device")
+        raise ZeroDivisionError
 
-    monkeypatch.setattr(checkpoint, "write_meaning", dies)
-    with pytest.raises(OSError, match="no space"):
-        Trainer(plan, dataset, tmp_path / "run").fit()
+    monkeypatch.setattr(runs, "write_meaning", dies)
+    with pytest.raises(ZeroDivisionError):
+        Trainer(plan, dataset, tmp_path / "run", change=True).fit()
     assert [c.name for c in run.checkpoints()] == ["update_000002"]
     assert run.latest().damage() is None
 
@@ -152,9 +154,48 @@ def test_rotation_keeps_the_newest_and_the_best(plan, dataset, tmp_path):
     assert run.best["checkpoint"] in {c.name for c in run.checkpoints()}
 
 
+def test_a_run_that_brings_nothing_more_ends(plan, dataset, tmp_path):
+    plan = with_train(plan, updates=60, learning_rate=1e-12, evaluate_every=1, patience=3, save_every=100)
+    run = Trainer(plan, dataset, tmp_path / "run").fit()
+    reached, losses_seen = run.latest().update, {}
+    for event in run.events():
+        if event["event"] == "evaluate":
+            losses_seen[event["update"]] = min(event["loss_raw"], event["loss_ema"])
+    assert reached - min(losses_seen, key=losses_seen.get) == 3 and reached < 60
+    assert run.events()[-1]["reason"] == "the held-out loss stopped falling"
+    again = Trainer(plan, dataset, tmp_path / "run").fit()
+    assert again.latest().update == reached, "it is not begun again"
+
+
+def test_a_resumed_run_keeps_what_was_derived(plan, dataset, tmp_path, capsys):
+    """On another machine the plan would derive other settings: the run goes on with its own, unless told to change."""
+    run = Trainer(with_train(plan, updates=3), dataset, tmp_path / "run").fit()
+    other = replace(with_train(plan, updates=5, optimizer="adamw8bit"), derived=("updates", "optimizer"))
+    assert Trainer(other, dataset, run.path).fit().latest().update == 3
+    assert "goes on as it was planned" in capsys.readouterr().out
+    changed = Trainer(other, dataset, run.path, change=True).fit()
+    assert changed.latest().update == 5 and changed.latest().state["optimizer"] == "adamw8bit"
+    rates = {e["update"]: e["lr"] for e in changed.events() if e["event"] == "update"}
+    assert rates[4] > rates[3] / 10, "the schedule is rebuilt for five updates, not at its old end"
+
+
+def test_checkpoints_at_multiples_are_kept(plan, dataset, tmp_path):
+    run = Trainer(with_train(plan, save_every=1, keep_checkpoints=1, keep_every=4), dataset, tmp_path / "run").fit()
+    assert {4, 8, 9} <= {c.update for c in run.checkpoints()}
+    assert len(run.checkpoints()) <= 4
+
+
+def test_the_share_of_the_start_is_told(plan, dataset, tmp_path):
+    run = Trainer(plan, dataset, tmp_path / "run").fit()
+    shares = [e["ema_start_share"] for e in run.events() if e["event"] == "evaluate"]
+    assert shares[0] == 1 and shares == sorted(shares, reverse=True) and shares[-1] < 0.1
+
+
 def test_events_survive_a_torn_line(tmp_path):
     run = RunFolder(tmp_path)
     run.record({"event": "start"})
     with open(tmp_path / "events.jsonl", "a") as file:
         file.write('{"event": "upd')
     assert run.events() == [{"event": "start"}]
+    run.record({"event": "end"})
+    assert run.events() == [{"event": "start"}, {"event": "end"}], "what follows a torn line is not torn with it"

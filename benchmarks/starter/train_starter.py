@@ -4,9 +4,9 @@
 
 It can be stopped at any time and started again, and goes on from its newest checkpoint. Three things are special:
 
-- In training only, a teacher who knows the synthesiser's own times (phonemes.py) tells how long each letter lasts, and
-  asks the text embedding and a middle block which phoneme each frame says. So spelling and timing are learned at every
-  noise level, far sooner than from the flow-matching loss alone (results/starter_trials.json).
+- In training only, a teacher who knows the synthesiser's own times (phonemes.py) spreads the letters as they were
+  said, and asks the text embedding and a middle block which phoneme each frame says. So spelling and timing are learned
+  at every noise level, far sooner than from the flow-matching loss alone (results/starter_trials.json).
 - Muon in place of AdamW for the blocks' matrices.
 - All batches have one of five shapes, so that the compiled blocks serve the whole run.
 """
@@ -73,15 +73,16 @@ class StarterTrainer(Trainer):
         flow = self._forward
         self._forward = lambda batch, draws: flow(batch, draws) + self._guide.loss(batch, draws)
 
-    def _apply(self):
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
-        if norm.isfinite():
-            self._guide_optimizer.step()
-            self._muon.param_groups[0]["lr"] = learning_rate(self.update, self.config)
-            self._muon.step()
-            for p in self._matrices:  # AdamW passes over what has no gradient
-                p.grad = None
+    def _gradients(self, *args):
         self._guide_optimizer.zero_grad()
+        return super()._gradients(*args)
+
+    def _apply(self) -> float:
+        self._guide_optimizer.step()
+        self._muon.param_groups[0]["lr"] = learning_rate(self.update, self.config)
+        self._muon.step()
+        for p in self._matrices:  # AdamW passes over what has no gradient
+            p.grad = None
         return super()._apply()
 
     def _setup_data(self) -> None:
@@ -102,6 +103,7 @@ class StarterTrainer(Trainer):
         batch = self.dataset.batch([self._clips[i] for i in members], self.model.tokenizer, step)
         n = next(n for n in SHAPES if batch.mel.shape[1] <= n)
         batch.mel = F.pad(batch.mel, (0, 0, 0, n - batch.mel.shape[1]))
+        batch.letter_lengths = self._guide.letter_lengths(batch)
         yield batch, draw(batch, self.config.seed)
 
     def said(self) -> str:
@@ -132,7 +134,7 @@ def main() -> None:
         export_model(fresh_model(PRESETS["starter"], Tokenizer(english_vocab()), SEED), fresh, dtype=torch.float32)
     train = TrainConfig(
         updates=args.updates, learning_rate=args.learning_rate, warmup_updates=100, update_frames=args.update_frames,
-        micro_frames=args.update_frames, ema_horizon=args.updates // 20, evaluate_every=250, save_every=250,
+        micro_frames=args.update_frames, ema_horizon=args.updates // 20, evaluate_every=500, save_every=500,
         keep_checkpoints=2, precision=args.precision, seed=SEED,
     )  # fmt: skip
     plan = replace(plan_run(str(fresh), dataset, detect_host(), updates=args.updates), train=train)

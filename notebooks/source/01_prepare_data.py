@@ -1,22 +1,26 @@
 # %% [markdown]
 # # 01 · Prepare the recordings
 #
-# **You get** a clean dataset out of a folder of recordings: resampled, trimmed, levelled, with a few clips
-# held out to judge by, and a report to look at and listen to.
+# **You get** a clean dataset out of messy recordings: cut at pauses, written down where there is no text,
+# resampled, trimmed, levelled, checked, with a few clips held out to judge by, and a report to look at and
+# listen to. Nothing is dropped in silence: whatever is not used has a row that says why.
 #
-# **It takes** about a minute for an hour of recordings; no GPU is used.
+# **It takes** about a minute for an hour of recordings that have their texts; writing down an hour takes
+# about ten minutes on a T4.
 #
-# **You need** a folder with a `metadata.csv` (a line a clip: `name|text`, as in LJSpeech), or pairs of
-# `clip.wav` and `clip.txt`. Ten minutes of one speaker are enough to begin with. No recordings at hand?
-# Switch `demo` on.
+# **You need** recordings in almost any form: a folder or an archive with a `metadata.csv` or a text file
+# beside each recording, one long recording (sound or video), or a data set of the Hub. Ten minutes of one
+# speaker are enough to begin with. No recordings at hand? Switch `demo` on.
 
 # %% [install]
 
 # %% [markdown]
 # ## Parameters
-# `source` is your folder, `language` its code, `voice` the name the dataset will have. `consent` says by
-# what right you use this voice; it goes into the model card later, and nothing is prepared without it.
-# `heldout` clips are kept from the training, to judge by (0: one in twenty).
+# `source` is your folder, archive, table, recording, or `hf://owner/name?split=train`; `language` its code,
+# `voice` the name the dataset will have. `transcribe` writes down what has no text, and `check_texts` has a
+# recogniser read along where there is one. `heldout` clips are kept from the training, to judge by (0: one
+# in twenty). `consent` says by what right you use this voice; it goes into
+# the model card later, and nothing is prepared without it.
 
 # %% [parameters]
 workspace = ""  #@param {type:"string"}
@@ -24,6 +28,10 @@ source = ""  #@param {type:"string"}
 voice = "my_voice"  #@param {type:"string"}
 language = "en"  #@param {type:"string"}
 consent = ""  #@param ["", "I am the speaker", "The speaker agreed", "Public domain"] {allow-input: true}
+transcribe = True  #@param {type:"boolean"}
+check_texts = False  #@param {type:"boolean"}
+whisper = "auto"  #@param {type:"string"}
+loudness = -23.0  #@param {type:"number"}
 base_model = "F5TTS_v1_Base"  #@param {type:"string"}
 extend = True  #@param {type:"boolean"}
 numbers = False  #@param {type:"boolean"}
@@ -52,55 +60,65 @@ if not consent:
     raise UserError("consent is empty: say in the form by what right you use this voice, and run again")
 
 # %% [markdown]
-# ## Prepare
-# Every recording is read, brought to 24 kHz mono, trimmed of silence and levelled. A clip that can't be
-# used becomes a rejected row with its reason; nothing disappears. The same recordings are recognised and
-# not prepared twice.
+# ## More packages
+# Cutting and writing down need a few more. The recogniser's model is downloaded when the first recording
+# without a text turns up. It is tried in a process of its own; where the GPU's libraries do not fit, the
+# CPU does the work.
 
 # %%
-from f5kit import prepare_dataset
+import importlib.metadata
+import importlib.util
+import subprocess
+import sys
 
-dataset = prepare_dataset(source, root / "data" / voice, name=voice, seed=seed, heldout=heldout or None)
+transcriber = whisper if not demo and (transcribe or check_texts) else None
+if transcriber:
+    extra = [r.split(";")[0].strip() for r in importlib.metadata.requires("f5kit") if 'extra == "data"' in r]
+    if not all(map(importlib.util.find_spec, ("silero_vad", "faster_whisper", "av", "datasets"))):
+        subprocess.run([sys.executable, "-m", "pip", "install", "-q", *extra], check=True)
+
+# %% [markdown]
+# ## Prepare
+# Every recording is read, brought to 24 kHz mono, cut at pauses when it is long, trimmed of silence and
+# levelled. A clip that can't be used becomes a rejected row with its reason. Run it again after a change:
+# only what is new or changed is worked on, and after an interruption it continues.
+
+# %%
+from f5kit import Tokenizer, coverage, prepare_dataset
+from f5kit.checkpoint import load_tokenizer
+
+base_model = "starter" if demo else base_model
+known = load_tokenizer(base_model)
+reading = known.normaliser + (f"+numbers:{language}" if numbers else "")
+needed = Tokenizer(known.vocab, known.name, reading)
+dataset = prepare_dataset(
+    source, root / "data" / voice, name=voice, seed=seed, heldout=heldout or None, language=language or None,
+    loudness=loudness, transcriber=transcriber, check_texts=check_texts, tokenizer=needed, normaliser=reading,
+)
 dataset
 
 # %% [markdown]
 # ## The report
-# How much there is, and how it is spread over lengths, letters and levels. Look for clips much longer or
-# louder than the rest: they are where transcripts and sound most often disagree.
+# How much there is, how it is spread, and the ten clips that each check finds worst, with players. Read
+# along: a transcript that differs from what is spoken teaches the model to mumble. The same page lies in
+# the dataset's folder as `report.html`, which opens in any browser.
 
 # %%
-from IPython.display import Image
-
-from f5kit.widgets import table
+from f5kit.review import dataset_report
 
 counts = {name: dataset.report[name] for name in ("seen", "accepted", "repaired", "rejected")}
 counts |= {"minutes": dataset.seconds / 60, "train": len(dataset.train), "held out": len(dataset.heldout)}
-display(table(counts))
-Image(str(dataset.folder / "report.png"))
+dataset_report(dataset)
 
 # %% [markdown]
-# ## Listen
-# Four clips that a model will learn from, as they are now. Read along: a transcript that differs from what
-# is spoken teaches the model to mumble.
+# ## Take out what is no good
+# Choose what to look at, listen, untick, save. Then run the cell *Prepare* again: it leaves those clips out,
+# and takes seconds.
 
 # %%
-from f5kit.widgets import players
+from f5kit.review import ReviewPanel
 
-spread = dataset.clips[:: len(dataset.clips) // 4 + 1]
-players({f"{clip.id} ({clip.seconds:.1f} s): {clip.text}": dataset.path(clip) for clip in spread})
-
-# %% [markdown]
-# ## What was mended, what was refused
-# A repaired clip had a fault that could be mended, and is used. A rejected one is not; its reason names the
-# remedy.
-
-# %%
-rows = [row for row in dataset.rows() if row["status"] != "accepted"]
-if not rows:
-    print("Every clip was accepted as it was.")
-shown = [{**{k: row[k] for k in ("status", "id", "text")}, "why": "; ".join(row["reasons"])} for row in rows]
-display(table(shown[:40]))
-players({row["id"]: dataset.folder / row["audio"] for row in rows[:4] if row["audio"]})
+ReviewPanel(dataset)
 
 # %% [markdown]
 # ## Letters the model does not know
@@ -109,13 +127,8 @@ players({row["id"]: dataset.folder / row["audio"] for row in rows[:4] if row["au
 # letter of your language is added in the next cell.
 
 # %% [check]
-from f5kit import Tokenizer, coverage
-from f5kit.checkpoint import load_tokenizer
+from f5kit.widgets import table
 
-base_model = "starter" if demo else base_model
-known = load_tokenizer(base_model)
-reading = known.normaliser + (f"+numbers:{language}" if numbers else "")
-needed = Tokenizer(known.vocab, known.name, reading)
 missing = coverage([clip.text for clip in dataset.clips], needed)
 print(f"{base_model} knows {len(known.vocab)} tokens; your texts need {len(missing)} others")
 table([{"missing": repr(k), "times": m.count, "as in": ", ".join(m.examples)} for k, m in missing.items()])
@@ -144,6 +157,7 @@ result = {"notebook": "<<name>>", "seconds": round(time.time() - started, 1), "v
 result |= {"language": language, "consent": consent, "dataset": str(dataset.folder), **counts}
 result |= {"missing_characters": {token: found.count for token, found in missing.items()}}
 result |= {"extended": extended and str(extended), "plots": [str(dataset.folder / "report.png")]}
+result |= {"report": str(dataset.folder / "report.html")}
 path = root / "results" / "<<name>>" / "result.json"
 path.parent.mkdir(parents=True, exist_ok=True)
 path.write_text(json.dumps(result, indent=2))

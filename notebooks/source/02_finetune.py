@@ -15,10 +15,11 @@
 # %% [markdown]
 # ## Parameters
 # Leave `minutes` and `updates` at 0 and the plan derives them from how much voice there is; 0 as learning
-# rate is its choice too. `run_name` names the run folder (empty: like the voice). `backup` names where copies
-# of the run go while it trains, and where a new session finds them: Google Drive, a private repository of the
-# Hub, or a folder (on Kaggle nothing is needed: the output of a saved version stays). Two runs compare well
-# when all but one value agree.
+# rate is its choice too. `run_name` names the run folder (empty: like the voice). Two runs compare well
+# when all but one value agree. `max_minutes` is what the host allows: the run is saved before that, and goes
+# on when you start it again. A run that goes on keeps its settings; with `change_run` it takes new ones.
+# `backup` names where copies of the run go while it trains, and where a new session finds them: Google Drive,
+# a private repository of the Hub, or a folder (on Kaggle the output of a saved version stays by itself).
 
 # %% [parameters]
 workspace = ""  #@param {type:"string"}
@@ -30,6 +31,8 @@ updates = 0  #@param {type:"integer"}
 learning_rate = 0.0  #@param {type:"number"}
 optimizer = "auto"  #@param ["auto", "adamw", "adamw8bit"]
 precision = "auto"  #@param ["auto", "fp32", "bf16", "fp16"]
+max_minutes = 0.0  #@param {type:"number"}
+change_run = False  #@param {type:"boolean"}
 seed = 0  #@param {type:"integer"}
 wandb = False  #@param {type:"boolean"}
 backup = ""  #@param ["", "drive", "hub:you/my-runs"] {allow-input: true}
@@ -110,10 +113,24 @@ print(sentence.text)
 players({"recorded": dataset.path(sentence), "before": before})
 
 # %% [markdown]
+# ## Several GPUs
+# Where there is more than one, as on Kaggle's T4 x2, the training runs beside this notebook in one process
+# for each, and its lines appear below. The next cell then finds it done.
+
+# %%
+import torch
+
+from f5kit.launch import launch
+
+if torch.cuda.device_count() > 1:
+    settings = {**length, **kinds, "learning_rate": learning_rate or None, "max_minutes": max_minutes or None}
+    launch(dataset.folder, run_dir, base_model, torch.cuda.device_count(), **settings, seed=seed)
+
+# %% [markdown]
 # ## Train
 # Progress, the loss curve and fresh samples appear below. Every checkpoint is whole on the disk before it
-# counts, so you may stop at any time and run this cell again. With `backup`, a session that was cut off goes on
-# from its last copy.
+# counts, so you may stop at any time and run this cell again: it goes on as if it had never stopped. With
+# `backup`, a session that was cut off goes on from its last copy.
 
 # %%
 from f5kit import SampleCallback, Trainer, UserError
@@ -129,14 +146,15 @@ callbacks += [WandbLogger("f5kit", run_name)] if wandb else []
 if backup:
     callbacks.append(Backup(backup))
     restore_run(backup, run_dir)
-run = Trainer(plan, dataset, run_dir, callbacks).fit()
+limits = {"change": change_run, "max_minutes": max_minutes or None}
+run = Trainer(plan, dataset, run_dir, callbacks, **limits).fit()
 run
 
 # %% [markdown]
 # ## The loss
 # Training losses jump about: every update sees other clips and other noise. The held-out losses are
 # measured on the same clips with the same noise each time; when they rise while the training loss falls,
-# the run was too long.
+# the run was too long. It then ends by itself, and the best checkpoint is the one with the lowest, not the last.
 
 # %%
 from f5kit.widgets import loss_figure, table
@@ -145,7 +163,8 @@ picture = loss_figure(run.events(), plan.train.updates)
 plot = picture.save(root / "plots" / f"loss_{run_name}.png")
 judged = [event for event in run.events() if event["event"] == "evaluate"]
 losses = {"start": judged[0]["loss_raw"], "end": judged[-1]["loss_raw"], "end_ema": judged[-1]["loss_ema"]}
-display(table({f"held-out loss, {name}": loss for name, loss in losses.items()}))
+shown = {f"held-out loss, {name}": loss for name, loss in losses.items()}
+display(table({**shown, "best": f"{run.best['checkpoint']} {run.best['weights']}", "lowest": run.best["loss"]}))
 picture
 
 # %% [markdown]

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 05 · Speak
 #
-# **You get** your voice saying what you type: one sentence straight away, and a panel with reference, text,
-# speed, steps, guidance and seed to play with.
+# **You get** your voice saying what you type: one sentence straight away, and a panel to play with, where you
+# upload or record a reference, change text, speed, steps, guidance, seed and weights, and compare two takes.
 #
 # **It takes** seconds for a sentence on a GPU.
 #
@@ -71,13 +71,14 @@ picture
 
 # %% [markdown]
 # ## The panel
-# Choose a clip as reference or upload a recording and type what it says, then *Generate*. All takes are
-# kept in the `sounds` folder.
+# Choose a clip as reference, upload a recording or record yourself; type what it says, or leave that to a
+# recogniser. Below the text stands what the model can't read of it. *Generate* speaks, *Cancel* stops; from
+# the second take on you can hear two side by side. All takes are kept in the `sounds` folder.
 
 # %%
-from f5kit.widgets import speak_panel
+from f5kit.widgets import run_weights, speak_panel
 
-panel = speak_panel(speaker, root / "sounds" / run.path.name, dataset)
+panel = speak_panel(speaker, root / "sounds" / run.path.name, dataset, weights=run_weights(run))
 panel.text.value, panel.speed.value, panel.steps.value = text, speed, steps
 panel.guidance.value, panel.seed.value = guidance, seed
 panel

@@ -1,0 +1,46 @@
+"""The README's tables of measurements, made from the records in results/.
+
+    python benchmarks/tables.py
+
+prints them; tests/test_readme.py holds the README to them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parent / "results"
+COLUMNS = {
+    "word errors": "wer", "over the recordings'": "wer_ratio", "wins among decoys": "decoys",
+    "speaker similarity": "similarity",
+}  # fmt: skip
+
+
+def judged(name: str, systems: dict[str, str]) -> str:
+    """A row for each system of a judge's record, {its name there: what the README calls it}, with 95 % intervals."""
+    summary = json.loads((RESULTS / name).read_text(encoding="utf-8"))["summary"]
+    lines = [f"| | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
+    for system, called in systems.items():
+        lines.append(f"| {called} | {' | '.join(_cell(summary[system][key]) for key in COLUMNS.values())} |")
+    return "\n".join(lines)
+
+
+def _cell(figure: dict | None) -> str:
+    if figure is None:
+        return ""
+    low, high = ("?" if figure[end] is None else f"{figure[end]:.2f}" for end in ("low", "high"))
+    return f"{figure['value']:.2f} ({low}–{high})"
+
+
+def tables() -> list[str]:
+    """Every table, as markdown."""
+    systems = {
+        "recordings": "recordings", "copy synthesis": "recordings through the vocoder", "voice": "**starter voice**",
+        "another speaker's reference": "with another speaker's reference", "shuffled texts": "texts shuffled",
+    }  # fmt: skip
+    return [judged("judge_starter.json", systems)]
+
+
+if __name__ == "__main__":
+    print("\n\n".join(tables()))
