@@ -19,7 +19,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -29,7 +29,7 @@ from f5kit.card import check_licence, judged_figures, model_card, run_figures, u
 from f5kit.checkpoint import RunFolder, export_model, load_model
 from f5kit.convert import write_yaml
 from f5kit.errors import UserError
-from f5kit.inference import Speech, Voice, find_reference
+from f5kit.inference import Speech, Voice, find_pace, find_reference
 from f5kit.provenance import read_provenance
 from f5kit.push import Push, PushJob, hub_errors
 from f5kit.repository import find_token
@@ -122,6 +122,7 @@ def build_export(
         facts["upstream_obstacle"] = upstream_obstacle(model.config)
         facts["parameters"] = _write_model(model, partial, precision, facts["upstream_obstacle"] is None)
         facts["reference"] = _write_reference(partial, *(reference or find_reference(run.path)))
+        facts["pace"] = asdict(find_pace(run.path))
         facts["samples"] = [_write_sample(partial, i, sample) for i, sample in enumerate(samples, 1)]
         write_json(partial / "export.json", facts)
         (partial / "README.md").write_text(model_card(facts, repo_id), encoding="utf-8")

@@ -7,6 +7,7 @@ Audio is float32 samples (nw,) at the model's rate, mels are raw log-mels (n, d)
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -351,7 +352,11 @@ class Voice:
 
 
 def find_pace(source: str | Path) -> Pace:
-    """The pace of the dataset that a run, or the run of a checkpoint, was trained on; else the usual one."""
+    """The pace that an export carries, or of the dataset that a run, or the run of a checkpoint, was trained on; else
+    the usual one."""
+    export = Path(source) / "export.json"
+    if export.is_file() and (known := json.loads(export.read_text(encoding="utf-8")).get("pace")):
+        return Pace(**known)
     for folder in (Path(source), Path(source).parent.parent):
         if (folder / "run.json").is_file():
             try:

@@ -360,7 +360,7 @@ def test_verify_hears_the_same_voice(export, voice):
 
 
 def test_verify_hears_another_voice(export, voice, tmp_path, awake):
-    other = Voice(awake(load_model("tiny"), seed=5), voice.reference, voice.vocoder)
+    other = Voice(awake(load_model("tiny"), seed=5), voice.reference, voice.vocoder, pace=voice.pace)
     heard = verify_export(export, TEXT, other, steps=2)
     assert not heard.ok and heard.distance > 0.1 and str(heard).startswith("FAILED")
     folder = shutil.copytree(export, tmp_path / "voice")
