@@ -72,6 +72,10 @@ def test_figures_are_those_of_the_recorded_run():
     assert f"took {minutes:.1f} minutes, and the second time {again:.1f} minutes" in text
     assert f"fell from {losses['start']:.2f} to {losses['end']:.2f}" in text
     assert f"reaches {record['loss_of_averages']:.2f}" in text
+    recorded, before, after = (record["judged"][system] for system in ("recordings", "before", "after"))
+    similar = [figures["similarity"]["value"] for figures in (before, after)]
+    assert f"the speaker rose from {similar[0]:.2f} to {similar[1]:.2f}" in text
+    assert f"got {after['wer']['value']:.2f} of the words wrong, and {recorded['wer']['value']:.2f} of the" in text
 
 
 def test_preparation_is_as_fast_as_the_readme_says_and_as_it_must_be():
