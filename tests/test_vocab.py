@@ -88,7 +88,7 @@ def test_a_run_resumes_from_an_extended_checkpoint(run, dataset, tmp_path):
     shutil.rmtree(folder)
     shutil.copytree(larger, folder)
     plan = plan_run("tiny", dataset, detect_host("cpu"), updates=4, update_frames=800, precision="fp32")
-    resumed = Trainer(plan, dataset, tmp_path / "run").fit()
+    resumed = Trainer(plan, dataset, tmp_path / "run", change=True).fit()
     assert [e["resumed"] for e in resumed.events() if e["event"] == "start"] == [False, True]
     assert load_model(resumed.path).config.vocab_size == 96
 
