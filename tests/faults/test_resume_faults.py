@@ -58,7 +58,7 @@ def epochs(seen: dict[int, list[list[str]]], clips: int) -> list[Counter]:
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("accumulation", [1, 4])
 def test_stopped_after_every_update(room, tmp_path, report, accumulation, workers):
-    frames = 520 if accumulation == 1 else 720
+    frames = 520 if accumulation == 1 else 640
     config = dict(update_frames=frames, micro_frames=520 if accumulation == 1 else 190, workers=workers)
     seen: dict = {}
     first = trainer(room, tmp_path / "probe", updates=1, warmup_updates=0, **config)
