@@ -3,7 +3,7 @@
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test faults parity bench notebooks lint clean
+.PHONY: help demo test faults parity bench hosts notebooks lint clean
 .DELETE_ON_ERROR:
 
 NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 10))
@@ -23,6 +23,7 @@ help:
 	@echo "make faults     broken inputs, kills, full disks, rotten bits and worse; one line a kind"
 	@echo "make parity     compare live with the f5-tts package"
 	@echo "make bench      speaking beside upstream's pipeline; writes benchmarks/results/"
+	@echo "make hosts      the notebooks in copies of Colab's and Kaggle's versions, and from a wheel"
 	@echo "make notebooks  write notebooks/*.ipynb from notebooks/source/"
 	@echo "make lint       ruff on code and notebooks"
 	@echo "make clean      remove the environments and caches; data and runs stay"
@@ -47,6 +48,9 @@ parity: $(PARITY)/.installed
 bench: $(PARITY)/.installed $(STAMP)
 	$(PARITY)/bin/python benchmarks/speak.py
 	$(PY) benchmarks/speak.py --words
+
+hosts: $(STAMP)
+	$(PY) -m pytest -m hosts tests/test_hosts.py tests/test_wheel.py
 
 notebooks: $(STAMP)
 	$(PY) notebooks/build.py

@@ -46,6 +46,9 @@ _HOME = {  # public name -> the module it lives in
     "text_advantage": "evaluate",
     "judge_voice": "judge",
     "publish": "hub",
+    "Backup": "backup",
+    "restore_run": "backup",
+    "preflight": "preflight",
 }
 
 __all__ = list(_HOME)

@@ -25,6 +25,7 @@ from torch import Tensor
 from f5kit.config import MelConfig
 from f5kit.errors import UserError
 from f5kit.media import open_sound
+from f5kit.provenance import Provenance, tag
 
 _WRITABLE = {".wav": "WAV", ".flac": "FLAC", ".mp3": "MP3", ".ogg": "OGG"}  # WAV and FLAC: 16 bit
 
@@ -137,9 +138,11 @@ def read_audio(path: str | Path, sample_rate: int = 24_000) -> Tensor:
     return resample(to_mono(audio)[0], rate, sample_rate)
 
 
-def write_audio(path: str | Path, audio: Tensor, sample_rate: int = 24_000) -> Path:
+def write_audio(
+    path: str | Path, audio: Tensor, sample_rate: int = 24_000, provenance: Provenance | None = None
+) -> Path:
     """Write (nw,) float32 as .wav or .flac (16 bit), .mp3 or .ogg. The file appears whole or not at all,
-    and its folder with it.
+    and its folder with it. It says where it comes from (`f5kit.provenance`); by default, which f5kit wrote it.
 
     Samples beyond full scale are held at it. Raises UserError for another suffix, ValueError for samples
     that are not finite.
@@ -157,6 +160,7 @@ def write_audio(path: str | Path, audio: Tensor, sample_rate: int = 24_000) -> P
     samples = audio.detach().cpu().float().clamp(-1, 1).numpy()
     try:
         with soundfile.SoundFile(str(partial), "w", sample_rate, 1, format=form) as file:
+            tag(file, provenance)
             for start in range(0, len(samples), 1 << 16):  # its Vorbis encoder fails on minutes at once
                 file.write(samples[start : start + (1 << 16)])
         os.replace(partial, path)

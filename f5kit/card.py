@@ -7,9 +7,13 @@ from importlib import metadata
 from pathlib import Path
 from string import Template
 
-from f5kit.checkpoint import OWN_PRESETS, RunFolder
+from f5kit.checkpoint import OWN_PRESETS
+from f5kit.config import ModelConfig
+from f5kit.convert import require_upstream
 from f5kit.data import load_dataset
 from f5kit.errors import UserError
+from f5kit.repository import card_facts, fetch_model, repository_name
+from f5kit.runs import RunFolder, dataset_facts
 from f5kit.weights import PUBLISHED
 
 PUBLISHED_LICENCE = "cc-by-nc-4.0"  # of upstream's weights (F5-TTS, README); its code is MIT
@@ -18,6 +22,12 @@ OWN_LICENCE = "mit"  # of the kit's own presets
 
 def find_base(model: str) -> dict:
     """{"base", "base_repository", "base_licence"} of what a run started from; None for what is not known."""
+    if repository_name(model) and model not in PUBLISHED:
+        folder = fetch_model(model).folder
+        told = find_base(str(folder)) if (folder / "export.json").is_file() else {}
+        licence = told.get("base_licence") or card_facts(folder).get("license")
+        repository = told.get("base_repository") or repository_name(model)[0]
+        return {"base": told.get("base", model), "base_repository": repository, "base_licence": licence}
     folder = Path(model)
     if (folder / "export.json").is_file():
         facts = json.loads((folder / "export.json").read_text(encoding="utf-8"))
@@ -54,6 +64,9 @@ def run_figures(run: RunFolder, weights: str) -> dict:
     facts |= {"weights": weights, "updates": state["update"]}
     facts["loss"] = state.get(f"loss_{weights}", (run.best or {}).get("loss"))  # of points between, best.json has it
     facts |= {"device": plan["device_name"], "trained_in": plan["train"]["precision"]}
+    kept = checkpoint.path / "data.json"
+    told = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else dataset_facts(run.path)
+    facts |= {"consent": told["consent"]} if told.get("consent") else {}
     for event in run.events():
         if event["event"] == "evaluate" and event["update"] == 0:
             facts["first_loss"] = event["loss_raw"]
@@ -79,7 +92,6 @@ def model_card(facts: dict, repo_id: str | None = None) -> str:
     for sample in facts["samples"]:
         said = f": “{sample['text']}” (seed {sample['seed']})" if "text" in sample else ""
         sounds.append(f"- [{sample['file']}]({sample['file']}){said}")
-    find = f'from huggingface_hub import snapshot_download\n\nfolder = snapshot_download("{repo_id}")'
     noncommercial = facts["licence"].startswith("cc-by-nc")
     template = Path(__file__).parent / "assets" / "model_card.md"
     return Template(template.read_text(encoding="utf-8")).substitute(
@@ -89,8 +101,9 @@ def model_card(facts: dict, repo_id: str | None = None) -> str:
         kit=_kit(),
         figures="\n".join(f"| {name} | {value} |" for name, value in _figures(facts).items()),
         sounds="\n".join(sounds),
-        find=find if repo_id else 'folder = "path/to/these/files"',
+        place=repo_id or "path/to/these/files",
         words=json.dumps(facts["reference"], ensure_ascii=False),
+        upstream=_upstream(facts, repo_id),
         consent=facts["consent"],
         terms=f"Its licence, {facts['licence']}, forbids commercial use." if noncommercial else "",
     )
@@ -104,10 +117,60 @@ def _figures(facts: dict) -> dict[str, str]:
     rows["weights"] = kinds.get(facts["weights"], f"{share} % of the way from the base to the running average (EMA)")
     if "minutes" in facts:
         rows["speech it was trained on"] = f"{facts['minutes']} minutes in {facts['clips']} clips"
+    for measure, name in (("wer", "word errors per word"), ("similarity", "likeness to the speaker")):
+        if figure := facts.get("judged", {}).get(measure):
+            rows[name] = figure
     if facts.get("held_out_clips"):
         before = f" (before training {facts['first_loss']:.4f})" if "first_loss" in facts else ""
         rows["flow-matching loss on clips it was not trained on"] = f"{facts['loss']:.4f}{before}"
     return rows
+
+
+def judged_figures(report: str | Path, system: str = "after") -> dict[str, str]:
+    """{"wer", "similarity"} as the judge's report has them, each with its interval and what it is measured by.
+
+    Raises UserError when the folder holds no report, or one without that system.
+    """
+    file = Path(report) / "report.json"
+    if not file.is_file():
+        raise UserError(f"{report} holds no report.json of the judge: run notebook 04, or leave `judged` out")
+    told = json.loads(file.read_text(encoding="utf-8"))
+    if system not in told["summary"]:
+        raise UserError(f"{file} has no {system!r}; it has {', '.join(told['summary'])}")
+    mine, recorded = told["summary"][system], told["summary"].get("recordings", {})
+    figures = {}
+    for measure in ("wer", "similarity"):
+        if not mine.get(measure):
+            continue
+        spread = "{value:.2f} ({low:.2f} to {high:.2f})".format(**mine[measure])
+        beside = recorded.get(measure)
+        scale = "0 is another speaker, 1 the speaker's recordings"
+        if measure == "wer":
+            scale = f"by {told['about'].get('recogniser', 'the judge')}"
+            scale += f", which has {beside['value']:.2f} on the speaker's recordings" if beside else ""
+        figures[measure] = f"{spread}, {mine[measure]['sentences']} sentences; {scale}"
+    return figures
+
+
+def upstream_obstacle(config: ModelConfig) -> str | None:
+    """Why upstream's code cannot hold a model of this config; None when it can."""
+    try:
+        require_upstream(config)
+    except UserError as error:
+        return str(error).partition(":")[0]
+    return None
+
+
+def _upstream(facts: dict, repo_id: str | None) -> str:
+    """How upstream's own code speaks with these files."""
+    if facts.get("upstream_obstacle"):
+        return f"Upstream's code can't: {facts['upstream_obstacle']}."
+    words = json.dumps(facts["reference"], ensure_ascii=False).replace("$", "\\$").replace("`", "\\`")
+    lines = [f"hf download {repo_id} --local-dir voice"] if repo_id else ["cd path/to && ln -s these/files voice"]
+    lines += ["f5-tts_infer-cli --model_cfg voice/model.yaml --ckpt_file voice/model.safetensors \\"]
+    lines += ["  --vocab_file voice/vocab.txt --ref_audio voice/reference.wav \\"]
+    lines += [f"  --ref_text {words} --gen_text {words}"]
+    return "\n".join(["```console", *lines, "```"])
 
 
 def _kit() -> str:

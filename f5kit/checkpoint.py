@@ -15,6 +15,7 @@ from f5kit.cfm import CFM
 from f5kit.config import PRESETS, ModelConfig
 from f5kit.errors import UserError
 from f5kit.readings import fitting_configs
+from f5kit.repository import fetch_model, own_config, repository_name
 from f5kit.runs import WEIGHTS, RunFolder, file_of, write_meaning
 from f5kit.text import Tokenizer, english_vocab
 from f5kit.weights import TensorFile, download_published, from_published, read_tensors, refuse_pickle, write_tensors
@@ -39,9 +40,9 @@ def read_meaning(
             lines = len(Tokenizer.load(vocab, config.tokenizer, config.normaliser).vocab)
             config = config.replace(vocab_size=lines)
     if config is None:
-        if not file.is_file():
+        if not own_config(folder):
             raise UserError(
-                f"{weights or folder} has no config.json, and equal weights can mean different models: "
+                f"{weights or folder} has no config.json of f5kit, and equal weights can mean different models: "
                 f"say which one it is, as in load_model(folder, config='F5TTS_v1_Base'); {_what_fits(folder, weights)}"
             )
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -106,18 +107,21 @@ def load_model(
     """A model ready to speak or to train, fp32, on `device`; `model.origin` says in words what was loaded.
 
     `source` is a preset's name ("starter" comes with f5kit, F5TTS_v1_Base and the other published ones come from the
-    Hub, "tiny" is made fresh), a run folder (its best checkpoint), a checkpoint or export folder, or a folder or file
-    in upstream's published layout with its vocab.txt (or `vocab`). `weights` is "ema" or "raw"; by default a run's
-    choice, else EMA. `config` says what weights without a config.json mean; `readings` lists what can fit.
+    Hub, "tiny" is made fresh), a run folder (its best checkpoint), a checkpoint or export folder, a folder or file in
+    upstream's published layout with its vocab.txt (or `vocab`), or a repository of the Hub, "user/name", whose licence
+    and card are printed first. `weights` is "ema" or "raw"; by default a run's choice, else EMA. `config` says what
+    weights without a config.json mean; `readings` lists what can fit.
 
     Raises UserError for anything that can't be found, and when weights and config do not belong together.
     """
+    asked, (source, config, vocab) = source, _on_disk(source, config, vocab, show=True)
     folder = model_folder(source)
     if folder:
         best = RunFolder(source).best
         weights = weights or (best["weights"] if best else "ema")
         file = Path(source) if Path(source).is_file() else _weights_file(folder, weights)
-        return _build(*read_meaning(folder, config, vocab, file), read_tensors(file), str(file), device)
+        origin = str(file) if asked == source else f"{asked} ({file.name})"
+        return _build(*read_meaning(folder, config, vocab, file), read_tensors(file), origin, device)
     preset, tokenizer = find_preset(str(source)), load_tokenizer(source)
     if preset.name in OWN_PRESETS:
         return fresh_model(preset, tokenizer).to(device)
@@ -126,16 +130,18 @@ def load_model(
 
 
 def describe_model(source: str | Path) -> ModelConfig:
-    """The config of what `load_model` takes, without its weights and without the network."""
+    """The config of what `load_model` takes; but for a repository of the Hub without its weights and the network."""
+    source, config, vocab = _on_disk(source)
     folder = model_folder(source)
-    return read_meaning(folder)[0] if folder else find_preset(str(source))
+    return read_meaning(folder, config, vocab)[0] if folder else find_preset(str(source))
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
     """The tokenizer of what `load_model` takes, without its weights; a published vocabulary comes from the Hub."""
+    source, config, vocab = _on_disk(source)
     folder = model_folder(source)
     if folder:
-        return read_meaning(folder)[1]
+        return read_meaning(folder, config, vocab)[1]
     config = find_preset(str(source))
     if config.name in OWN_PRESETS:
         return Tokenizer(english_vocab())
@@ -150,7 +156,19 @@ def model_folder(source: str | Path) -> Path | None:
         return RunFolder(path).checkpoint().path
     if path.is_dir():
         return path
+    if repository_name(source):
+        return fetch_model(str(source)).folder
     return path.parent if path.suffix == ".safetensors" else _EMBEDDED.get(str(source))
+
+
+def _on_disk(
+    source: str | Path, config: str | ModelConfig | None = None, vocab: str | Path | None = None, show: bool = False
+) -> tuple:
+    """(source, config, vocab) with a repository of the Hub replaced by its files here; all else as it is."""
+    if not repository_name(source):
+        return source, config, vocab
+    found = fetch_model(str(source), show=show)
+    return found.weights, config or found.config(), vocab or found.vocab
 
 
 def fresh_model(config: ModelConfig, tokenizer: Tokenizer, seed: int = 0) -> CFM:
@@ -176,6 +194,8 @@ def _weights_file(folder: Path, weights: str) -> Path:
 
 def _build(config: ModelConfig, tokenizer: Tokenizer, tensors: dict[str, Tensor], origin: str, device: str) -> CFM:
     """A model with the given weights, checked name by name and shape by shape."""
+    if max(config.depth, config.conv_layers) > len(tensors):  # else a config could name a million blocks
+        raise UserError(f"{origin} has {len(tensors)} tensors, too few for its config {config.name}: restore it")
     with torch.device("meta"):  # no memory is spent on weights that are replaced at once
         model = CFM(config, tokenizer)
     tensors = from_published(tensors)

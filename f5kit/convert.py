@@ -4,8 +4,8 @@
     python -m f5kit.convert SOURCE OUT --to upstream [--config NAME] [--vocab FILE] [--weights ema|raw]
 
 SOURCE is anything that `load_model` takes (a run folder, a checkpoint, an export, a published `.safetensors` with its
-vocab.txt, a preset's name), or a `.pt` of upstream's Trainer or of its releases. A `.pt` is a pickle: it is read by a
-process of its own that accepts tensors only, with torch 2.10 or newer, and by nothing else.
+vocab.txt, a preset's name, a repository "user/name" of the Hub), or a `.pt` of upstream's Trainer or of its releases. A
+`.pt` is a pickle: it is read by a process of its own that accepts tensors only, with torch 2.10 or newer.
 
 OUT is a new folder.
 
@@ -41,6 +41,7 @@ from f5kit.cfm import CFM
 from f5kit.checkpoint import export_model, load_model, read_meaning, write_meaning
 from f5kit.config import MelConfig, ModelConfig
 from f5kit.errors import UserError
+from f5kit.repository import fetch_model, repository_name
 from f5kit.weights import PICKLES, convert_pickle, to_published, write_tensors
 
 UPSTREAM_TOKENIZERS = ("char", "pinyin", "byte", "custom")
@@ -99,6 +100,9 @@ def open_model(
     weights: str | None = None,
 ) -> CFM:
     """`load_model`, and a `.pt` too, which is converted to safetensors first (`weights.convert_pickle`)."""
+    if repository_name(source):
+        found = fetch_model(str(source), pickles=True, show=True)
+        source, config, vocab = found.weights, config or found.config(), vocab or found.vocab
     path = Path(source)
     if path.suffix not in PICKLES:
         return load_model(source, config=config, vocab=vocab, weights=weights)
@@ -115,8 +119,6 @@ def write_upstream(model: CFM, folder: Path) -> Path:
 
     Raises UserError for a model that upstream has no way to hold.
     """
-    import yaml
-
     config = model.config
     require_upstream(config)
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,8 +126,16 @@ def write_upstream(model: CFM, folder: Path) -> Path:
     file = folder / f"model_{int(found[1]) if found else 0}.safetensors"
     write_tensors(file, to_published(model.state_dict()))
     write_meaning(folder, model)
-    (folder / "model.yaml").write_text(yaml.safe_dump(upstream_config(config), sort_keys=False), encoding="utf-8")
+    write_yaml(config, folder / "model.yaml")
     return file
+
+
+def write_yaml(config: ModelConfig, path: Path) -> None:
+    """What upstream's code needs to know of a model, for its `--model_cfg`. UserError for one that it can't hold."""
+    import yaml
+
+    require_upstream(config)
+    path.write_text(yaml.safe_dump(upstream_config(config), sort_keys=False), encoding="utf-8")
 
 
 def require_upstream(config: ModelConfig) -> None:

@@ -2,7 +2,8 @@
 
 The folder (written by `prepare.py`):
 
-    dataset.json     name, source and its hash, seconds, mel definition, normaliser, tokenizer and their hash
+    dataset.json     name, source and its hash, seconds, mel definition, normaliser, tokenizer and their hash,
+                     and what the speaker has agreed to
     manifest.jsonl   one row for every clip that is used
     clips/*.flac     24 kHz mono
     report.jsonl     one row for every clip that was seen, with its verdict
@@ -36,8 +37,10 @@ from f5kit.config import MelConfig
 from f5kit.errors import UserError
 from f5kit.features import Features, FeatureWriter, write_index
 from f5kit.text import Tokenizer
+from f5kit.weights import write_json
 
 FORMAT = 2
+DEMO_CONSENT = "The bundled demo voice is synthetic: there is no speaker to ask."
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,11 @@ class Dataset:
         self.folder, self.info, self.clips, self.manifest_hash = folder, info, clips, manifest_hash
         self.name = info["name"]
         self.mel_config = MelConfig(**info["mel"])
+
+    @property
+    def consent(self) -> str:
+        """Who is speaking, and what they have agreed to; empty where nobody has said."""
+        return self.info.get("consent", "")
 
     @property
     def train(self) -> list[Clip]:
@@ -245,6 +253,15 @@ def _read_rows(path: Path) -> Iterator[dict]:
                 yield json.loads(line)
             except json.JSONDecodeError:
                 raise UserError(f"{path} line {number} is not JSON: prepare the dataset again") from None
+
+
+def write_consent(folder: Path, consent: str) -> None:
+    """Put the speaker's consent into dataset.json; an empty one leaves what stands there."""
+    file = folder / "dataset.json"
+    info = json.loads(file.read_text(encoding="utf-8"))
+    told = consent.strip() or info.get("consent", "")
+    if info.get("consent") != told:
+        write_json(file, {**info, "consent": told})
 
 
 def load_dataset(folder: str | Path) -> Dataset:

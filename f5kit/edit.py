@@ -17,6 +17,7 @@ from f5kit.audio import log_mel, match_loudness, read_audio
 from f5kit.errors import UserError
 from f5kit.inference import CROSS_FADE, Voice
 from f5kit.joining import cross_fade
+from f5kit.provenance import model_name
 from f5kit.speech import Chunk, Progress, Settings, Speech
 from f5kit.text import normalise
 
@@ -65,7 +66,7 @@ def replace_words(
     pieces = [audio[: first * hop], middle, audio[last * hop :]]
     joined = cross_fade([piece for piece in pieces if len(piece)], fade)
     chunk = Chunk(new, chosen.seed, first * hop / rate, (first + gap) * hop / rate, gap)
-    return Speech(joined, rate, made, f"{before}{new}{after}", chosen.seed, (chunk,))
+    return Speech(joined, rate, made, f"{before}{new}{after}", chosen.seed, (chunk,), model_name(voice.model.origin))
 
 
 def _marked(said: str) -> tuple[str, str, str]:

@@ -120,7 +120,7 @@ def detect_host(device: str | None = None, *, probe: Callable[[], TorchFacts] | 
     probe: a function that returns TorchFacts; tests use it to describe machines that are not there.
     Asking torch initialises CUDA in this process. Raises UserError for a device that cannot be used.
     """
-    facts = (probe or _probe_torch)()
+    facts = (probe or probe_torch)()
     where = _platform()
     chosen = _choose_device(device, facts, where)
     ram = _ram_bytes()
@@ -155,7 +155,8 @@ def workspace_root() -> Path:
 # ---- the device and its precision
 
 
-def _probe_torch() -> TorchFacts:
+def probe_torch() -> TorchFacts:
+    """What torch tells about this machine. Initialises CUDA in this process."""
     try:
         import torch
     except ModuleNotFoundError:

@@ -1,7 +1,8 @@
 """Publishing a voice: an export folder with a model card, a private push to the Hugging Face Hub, a check.
 
     runs/my_voice/export/
-      model.safetensors  config.json  vocab.txt    the weights alone, and what they mean
+      model.safetensors  config.json  vocab.txt    the weights alone, and what they mean (tokenizer and normaliser too)
+      model.yaml                                   the same for upstream's code, which reads these files as they are
       reference.wav  reference.txt                 the recording the voice continues, and its words
       samples/                                     sounds it made
       export.json                                  the run's own figures: all that the card states
@@ -17,23 +18,25 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
 
 from f5kit.audio import read_audio, write_audio
-from f5kit.card import check_licence, model_card, run_figures
+from f5kit.card import check_licence, judged_figures, model_card, run_figures, upstream_obstacle
 from f5kit.checkpoint import RunFolder, export_model, load_model
+from f5kit.convert import write_yaml
 from f5kit.errors import UserError
-from f5kit.host import secret
 from f5kit.inference import Speech, Voice, find_pace, find_reference
+from f5kit.provenance import read_provenance
+from f5kit.push import Push, PushJob, hub_errors
+from f5kit.repository import find_token
 from f5kit.weights import read_tensors, write_json
 
 FILES = ("model.safetensors", "config.json", "vocab.txt", "reference.wav", "reference.txt", "export.json")
-FILES += ("README.md", "samples/*.wav")
+FILES += ("README.md", "model.yaml", "samples/*.wav")
 SAME_VOICE = 0.1  # two log-mels that differ less, on average, are one but for rounding
 _DTYPES = {"fp16": torch.float16, "fp32": torch.float32}
 
@@ -52,6 +55,8 @@ class PublishResult:
     """Nothing was pushed."""
     why: str
     """In a sentence."""
+    push: Push | None = None
+    """A push that is still on its way, with `background`."""
 
     def __str__(self) -> str:
         megabytes = sum(self.files.values()) / 1e6
@@ -77,39 +82,45 @@ def build_export(
     folder: str | Path,
     *,
     language: str | Sequence[str],
-    consent: str,
+    consent: str | None = None,
     samples: Sequence[Speech | str | Path] = (),
     weights: str | None = None,
     licence: str | None = None,
     reference: tuple[str | Path, str] | None = None,
     repo_id: str | None = None,
     precision: str = "fp16",
+    judged: str | Path | None = None,
 ) -> Path:
     """Write the export of a run's chosen checkpoint; returns `folder`, which appears whole, by one rename.
 
-    language: codes like "en". consent: who is speaking, and what they have agreed to. samples: what
+    language: codes like "en". consent: who is speaking, and what they have agreed to; by default what the dataset was
+    prepared with. judged: a folder of the judge's report, for the card. samples: what
     `Voice.speak` gave, or sound files. weights: "ema" or "raw", by default the run's choice. licence: by
     default the base model's. reference: a recording and its words, by default the most typical clip.
     repo_id: "you/my-voice", for the card. precision: "fp16" or "fp32", of the stored weights.
 
-    Raises UserError for an empty consent, a damaged checkpoint, or a licence that the base model forbids.
+    Raises UserError where nobody has stated consent, for a damaged checkpoint, or a licence that the base forbids.
     """
     run, folder = run if isinstance(run, RunFolder) else RunFolder(run), Path(folder)
-    if not consent.strip():
-        raise UserError("consent is empty: say in a sentence who is speaking and what they have agreed to")
     if precision not in _DTYPES:
         raise UserError(f"precision is {precision!r}; choose one of {', '.join(_DTYPES)}")
     if folder.exists() and not (folder / "export.json").is_file():
         raise UserError(f"{folder} is there and is no export: name another folder, or remove it")
     weights = weights or (run.best or {}).get("weights") or "ema"
     facts = run_figures(run, weights)
+    facts["consent"] = (facts.get("consent", "") if consent is None else consent).strip()
+    if not facts["consent"]:
+        raise UserError("consent is empty: say in a sentence who is speaking and what they have agreed to")
+    facts |= {"judged": judged_figures(judged)} if judged else {}
     facts["licence"] = check_licence(facts["base"], facts.pop("base_licence"), licence)
     facts["language"] = [language] if isinstance(language, str) else list(language)
-    facts |= {"consent": consent.strip(), "precision": precision}
+    facts["precision"] = precision
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))
     try:
-        facts["parameters"] = _write_model(load_model(run.path, weights=weights), partial, precision)
+        model = load_model(run.path, weights=weights)
+        facts["upstream_obstacle"] = upstream_obstacle(model.config)
+        facts["parameters"] = _write_model(model, partial, precision, facts["upstream_obstacle"] is None)
         facts["reference"] = _write_reference(partial, *(reference or find_reference(run.path)))
         facts["pace"] = asdict(find_pace(run.path))
         facts["samples"] = [_write_sample(partial, i, sample) for i, sample in enumerate(samples, 1)]
@@ -132,11 +143,14 @@ def publish(
     token: str | None = None,
     private: bool = True,
     dry_run: bool = True,
+    background: bool = False,
 ) -> PublishResult:
     """Push a voice to the Hub: a folder of `build_export`, or a run, exported first to export/ or `folder`.
 
-    card: for a run, the keywords of `build_export`, {"language": "en", "consent": "..."} at least. The token
-    is the secret HF_TOKEN or a login's; without one, or with `dry_run`, nothing leaves this machine.
+    card: for a run, the keywords of `build_export`, {"language": "en"} at least. The token is the secret HF_TOKEN or a
+    login's; without one, or with `dry_run`, nothing leaves this machine. The repository gets one commit, which holds
+    all of it, by a process of its own (`f5kit.push`): what breaks is tried again, and what was uploaded stays uploaded.
+    background: return at once; the result's `push` tells how it ends.
     Raises UserError when the Hub refuses, and when a private push would land in a public repository.
     """
     path = source.path if isinstance(source, RunFolder) else Path(source)
@@ -145,7 +159,7 @@ def publish(
             raise UserError(f"{path} has its card already: edit its README.md, or publish the run again")
         _name_repository(path, repo_id)
     else:
-        needed = {"language", "consent"}
+        needed = {"language"}
         known = set(inspect.signature(build_export).parameters) - {"run", "folder", "repo_id"}
         card = card or {}
         if not needed <= card.keys() <= known:
@@ -157,10 +171,15 @@ def publish(
         return PublishResult(path, None, files, True, "dry run, nothing was pushed")
     if not repo_id or repo_id.count("/") != 1:
         raise UserError(f"repo_id is {repo_id!r}: name the repository to publish to, as in 'you/my-voice'")
-    token = token or _find_token()
+    token = token or find_token()
     if not token:
         return PublishResult(path, None, files, True, "no HF_TOKEN was found, nothing was pushed")
-    url = _push(path, files, repo_id, token, private)
+    stale = ("samples/*.wav", "model.yaml")
+    job = PushJob(repo_id, str(path), tuple(files), "Publish the voice", private, replace=stale)
+    push = Push(job, token)
+    if background:
+        return PublishResult(path, None, files, False, f"on its way to {repo_id}; push.wait() tells the end", push)
+    url = push.wait()
     return PublishResult(path, url, files, False, f"pushed to {url}, {'private' if private else 'public'}")
 
 
@@ -173,12 +192,17 @@ def verify_export(
     seed: int = 0,
     token: str | None = None,
 ) -> Verification:
-    """Load an export folder, or a repository of the Hub by name, afresh and let it speak.
+    """Load an export folder, or a repository of the Hub fetched into an empty folder, and let it speak.
 
     It passes when the sound is finite and not silent and, with `original`, when both say the text alike: the
     same length, and log-mels that differ by rounding alone. Raises UserError when it cannot be had or loaded.
     """
-    folder = Path(source) if Path(source).is_dir() else _download(str(source), token)
+    if not Path(source).is_dir():
+        with tempfile.TemporaryDirectory(prefix="f5kit-verify-") as folder:
+            _download(str(source), token, Path(folder))
+            heard = verify_export(folder, text, original, steps=steps, seed=seed)
+            return replace(heard, why=heard.why.replace(folder, str(source)))
+    folder = Path(source)
     device = original.model.device.type if original else None
     voice = Voice.load(folder, vocoder=original.vocoder if original else "auto", device=device)
     voice.precision = original.precision if original else voice.precision
@@ -199,16 +223,18 @@ def verify_export(
 # ---- the export
 
 
-def _write_model(model, folder: Path, precision: str) -> int:
+def _write_model(model, folder: Path, precision: str, for_upstream: bool) -> int:
     """Returns the number of parameters."""
     file = export_model(model, folder, _DTYPES[precision]) / "model.safetensors"
     if not all(tensor.isfinite().all() for tensor in read_tensors(file).values()):
         raise UserError(f"{precision} cannot hold the weights of {model.origin}: say precision='fp32'")
+    if for_upstream:
+        write_yaml(model.config, folder / "model.yaml")
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def _write_reference(folder: Path, audio: str | Path, words: str) -> str:
-    write_audio(folder / "reference.wav", read_audio(audio))
+    write_audio(folder / "reference.wav", read_audio(audio), provenance=read_provenance(audio))
     (folder / "reference.txt").write_text(words.strip() + "\n", encoding="utf-8")
     return words.strip()
 
@@ -219,7 +245,7 @@ def _write_sample(folder: Path, number: int, sample: Speech | str | Path) -> dic
     if isinstance(sample, Speech):
         sample.save(folder / name)
         return {"file": name, "text": sample.text, "seed": sample.seed}
-    write_audio(folder / name, read_audio(sample))
+    write_audio(folder / name, read_audio(sample), provenance=read_provenance(sample))
     return {"file": name}
 
 
@@ -233,49 +259,12 @@ def _name_repository(folder: Path, repo_id: str | None) -> None:
 # ---- the Hub
 
 
-def _find_token() -> str | None:
-    from huggingface_hub import get_token
-
-    return secret("HF_TOKEN") or get_token()
-
-
-def _push(folder: Path, files: dict[str, int], repo_id: str, token: str, private: bool) -> str:
-    from huggingface_hub import HfApi
-
-    api = HfApi(token=token)
-    with _hub_errors(f"the Hub did not take {repo_id}", f"the export is whole in {folder}: run this again"):
-        url = api.create_repo(repo_id, private=private, exist_ok=True)
-        # `exist_ok` also accepts a repository that is there and public.
-        if private and not api.model_info(repo_id).private:
-            raise UserError(f"{repo_id} is public: make it private, name another, or say private=False")
-        allowed = {"allow_patterns": list(FILES)}
-        api.upload_folder(repo_id=repo_id, folder_path=folder, commit_message="Publish the voice", **allowed)
-        missing = sorted(files.keys() - set(api.list_repo_files(repo_id)))
-        if missing:
-            raise UserError(f"{repo_id} lacks {missing[0]} after the push: run this again")
-    return str(url)
-
-
-def _download(repo_id: str, token: str | None) -> Path:
+def _download(repo_id: str, token: str | None, folder: Path) -> Path:
+    """The repository in an empty folder, from the Hub and not from the cache."""
     from huggingface_hub import snapshot_download
 
     if repo_id.count("/") != 1:
         raise UserError(f"there is no export {repo_id}: name a folder, or a repository as in 'you/my-voice'")
-    with _hub_errors(f"the Hub did not give {repo_id}", "check its name, the token and the connection"):
-        return Path(snapshot_download(repo_id, token=token or _find_token(), allow_patterns=list(FILES)))
-
-
-@contextmanager
-def _hub_errors(trouble: str, remedy: str) -> Iterator[None]:
-    """Errors of the Hub and the way to it as one sentence, without their text: it can quote what was sent."""
-    try:
-        yield
-    except Exception as error:
-        # By the package's name, because huggingface_hub has changed the library it speaks HTTP with.
-        if not type(error).__module__.startswith(("huggingface_hub", "httpx", "httpcore", "requests")):
-            raise
-        status = getattr(getattr(error, "response", None), "status_code", None)
-        if status in (401, 403):
-            remedy = f"give a token that may do this (secret HF_TOKEN); {remedy}"
-        what = f"{type(error).__name__} {status}" if status else type(error).__name__
-        raise UserError(f"{trouble} ({what}): {remedy}") from None
+    with hub_errors(f"the Hub did not give {repo_id}", "check its name, the token and the connection"):
+        token = token or find_token()
+        return Path(snapshot_download(repo_id, token=token, allow_patterns=list(FILES), local_dir=folder))

@@ -25,6 +25,7 @@ from f5kit.durations import SHORTEST, Pace, dataset_pace, usual_seconds
 from f5kit.errors import UserError
 from f5kit.host import detect_host
 from f5kit.joining import LEAK, Joiner, cross_fade, leak, match_level, shorten_silences, speech_level
+from f5kit.provenance import model_name
 from f5kit.reference import LONGEST_REFERENCE, Reference, read_reference
 from f5kit.speech import LONGEST_TEXT, Cancelled, Chunk, Progress, Settings, Speech, join_speech
 from f5kit.text import normalise
@@ -264,7 +265,8 @@ class Voice:
                     ready.append(joiner.end())
                     end = joiner.given
                 chunk = Chunk(part.text, take.seed, start / rate, end / rate, len(take.mel), notes=take.notes)
-                yield Speech(torch.cat(ready), rate, take.mel.cpu(), part.text, settings.seed, (chunk,))
+                name = model_name(self.model.origin)
+                yield Speech(torch.cat(ready), rate, take.mel.cpu(), part.text, settings.seed, (chunk,), name)
         finally:
             counter.close()
 

@@ -119,8 +119,8 @@ class _Logger(ABC):
 class WandbLogger(_Logger):
     """Weights & Biases. Its files go to `wandb` in $WANDB_DIR, or else in the run folder.
 
-    mode: "online", "offline" (kept on disk for `wandb sync`) or "disabled". None is online where the secret
-    WANDB_API_KEY can be had, else offline. A resumed run goes on under its former identity.
+    mode: "online", "offline" (kept on disk for `wandb sync`) or "disabled". None is what WANDB_MODE says, else online
+    where the secret WANDB_API_KEY can be had, else offline. A resumed run goes on under its former identity.
     Raises UserError when wandb is not installed.
     """
 
@@ -137,7 +137,9 @@ class WandbLogger(_Logger):
             raise UserError(f"WandbLogger's mode is {mode!r}; choose one of {', '.join(modes)}, or None")
         self._wandb, self._run = wandb, None
         self.project, self.name = project, name
-        self.mode = mode or ("online" if secret("WANDB_API_KEY") else "offline")
+        asked = os.environ.get("WANDB_MODE")
+        usual = asked if asked in modes else "online" if secret("WANDB_API_KEY") else "offline"
+        self.mode = mode or usual
 
     def _start(self, event: dict, about: _About) -> None:
         # Output of the notebook is not captured and code is not sent: either could hold what is private.

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from f5kit.audio import read_audio
 from f5kit.cleaning import Options, Result, Task, jobs_for, spread
-from f5kit.data import FORMAT, Dataset, load_dataset
+from f5kit.data import DEMO_CONSENT, FORMAT, Dataset, load_dataset, write_consent
 from f5kit.errors import UserError
 from f5kit.features import FeatureWriter, shard_path, write_index
 from f5kit.ingest import Recording, open_source
@@ -33,7 +33,16 @@ from f5kit.summary import draw_summary, summarise
 from f5kit.text import Tokenizer, normalise
 from f5kit.transcribe import load_transcriber
 from f5kit.verdicts import TextOptions, judge, split
-from f5kit.workplace import check_place, dropped, link, partial_folder, prepared_from, put_in_place, work_folder
+from f5kit.workplace import (
+    check_place,
+    dropped,
+    link,
+    partial_folder,
+    prepared_from,
+    put_in_place,
+    read_json,
+    work_folder,
+)
 
 _SPANS_IN_A_TASK = 16
 _SPARE = 64 << 20  # bytes of the feature cache that may be of no use
@@ -60,6 +69,7 @@ def prepare_dataset(
     normaliser: str = "basic",
     audio_root: str | Path | None = None,
     jobs: int | None = None,
+    consent: str = "",
     progress: bool = True,
 ) -> Dataset:
     """Make the dataset folder `out` from recordings and open it.
@@ -76,7 +86,8 @@ def prepare_dataset(
     `tokenizer` is the model's that will be trained, to tell letters it lacks; `speaker` names the speaker, or "folder"
     takes the first folder's name. `heldout` clips are kept from the training, as far as whole recordings and texts that
     nobody else says allow (None: 5 %, at least 3 and at most 32); `seed` chooses them. Work is spread over `jobs`
-    processes.
+    processes. `consent` says who is speaking and what they have agreed to; it travels into checkpoints and cards, and
+    without it nothing can be published.
 
     Run again it works on what is new or changed, and continues where it was stopped. Clips listed in the folder's
     decisions.json, which the report's table writes, are taken out. Raises UserError when no clip is usable.
@@ -103,6 +114,7 @@ def prepare_dataset(
             state = _state(journal, options, texts, seed, heldout, name or out.name)
             if prepared_from(out) == state:
                 with suppress(UserError):  # a folder that lost a clip is made again
+                    write_consent(out, consent)
                     dataset = load_dataset(out)
                     finished = True
                     return dataset
@@ -112,6 +124,8 @@ def prepare_dataset(
             journal.commit()
             info = {"name": name or out.name, "source": str(source), "source_hash": state, "seed": seed, "split": how}
             _write(journal, folder, info, options, texts)
+            usual = DEMO_CONSENT if str(source) == "demo" else read_json(out / "dataset.json").get("consent", "")
+            write_consent(folder, consent or usual)
             journal.close()
             lock.path.unlink()
             put_in_place(folder, out)

@@ -10,6 +10,7 @@ import numpy
 from torch import Tensor
 
 from f5kit.audio import player, write_audio
+from f5kit.provenance import Provenance
 from f5kit.scores import SpeakerScale, interval
 
 RATE = 24_000  # Hz, of every sound in a report
@@ -56,7 +57,8 @@ class Report:
         folder = Path(folder)
         for system, sounds in self.sounds.items():
             for number, audio in enumerate(sounds, 1):
-                write_audio(folder / "sounds" / f"{_file_name(system)}_{number:03d}.wav", audio, RATE)
+                told = Provenance(None if system == RECORDINGS else True, "" if system == RECORDINGS else system)
+                write_audio(folder / "sounds" / f"{_file_name(system)}_{number:03d}.wav", audio, RATE, told)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "report.json").write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
         return folder

@@ -11,6 +11,7 @@
         ema.safetensors         their running average; ema_075: three quarters of the way there from the base
         optimizer.safetensors   with these three and state.json a run resumes as if it had never stopped
         config.json  vocab.txt  what the weights mean
+        data.json               the dataset's name and length, and what the speaker has agreed to
         state.json              counters, held-out losses, what was done about trouble
         manifest.json           sha256 of every file above, written last
 
@@ -49,6 +50,16 @@ _COURSE = {"updates", "learning_rate", "warmup_updates", "ema_horizon", "optimiz
 def file_of(weights: str) -> str:
     """The file in a checkpoint folder that holds these weights: "raw", "ema", or others by their own name."""
     return WEIGHTS.get(weights, f"{weights}.safetensors")
+
+
+def dataset_facts(run: Path) -> dict:
+    """Name, seconds, clips and consent of the dataset that a run folder was trained on; {} when it is not there."""
+    try:
+        told = json.loads((run / "run.json").read_text(encoding="utf-8"))["dataset"]
+        info = json.loads((run / told / "dataset.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError):
+        return {}
+    return {key: info[key] for key in ("name", "seconds", "clips", "consent") if key in info}
 
 
 @dataclass(frozen=True)
@@ -172,6 +183,7 @@ class RunFolder:
             for name, group in tensors.items():
                 write_tensors(partial / f"{name}.safetensors", group)
             write_meaning(partial, model)
+            write_json(partial / "data.json", dataset_facts(self.path))
             write_json(partial / "state.json", state)
             for file in partial.iterdir():
                 sync(file)

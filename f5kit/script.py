@@ -16,6 +16,7 @@ from f5kit.chunks import has_words
 from f5kit.errors import UserError
 from f5kit.inference import CROSS_FADE, Voice
 from f5kit.joining import Joiner
+from f5kit.provenance import model_name
 from f5kit.speech import Settings, Speech
 
 _MARK = re.compile(r"\[([^\[\]\n]{1,60})\]")
@@ -100,4 +101,6 @@ def speak_script(
         chunks += [replace(c, start=c.start + start, end=c.end + start, voice=line.voice) for c in said.chunks]
         mels.append(said.mel)
         last = line.voice
-    return Speech(torch.cat([*sounds, joiner.end()]), rate, torch.cat(mels), script, chosen[0].seed, tuple(chunks))
+    names = sorted({model_name(role.voice.model.origin) for role in roles.values()})
+    whole = torch.cat([*sounds, joiner.end()])
+    return Speech(whole, rate, torch.cat(mels), script, chosen[0].seed, tuple(chunks), ", ".join(names))

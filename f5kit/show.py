@@ -11,6 +11,8 @@ import io
 import re
 from pathlib import Path
 
+from f5kit.provenance import tag
+
 SILENCE = -11.5  # log(1e-5), the floor of a log-mel
 
 # ---- HTML and sounds
@@ -62,7 +64,9 @@ def _encode(sound) -> tuple[bytes, str]:
         audio = getattr(audio, "numpy", lambda: audio)()
     kind = "WAV" if len(audio) <= 30 * rate else "MP3"
     data = io.BytesIO()
-    soundfile.write(data, audio, rate, format=kind)
+    with soundfile.SoundFile(data, "w", int(rate), 1, format=kind) as file:
+        tag(file, getattr(sound, "provenance", None))  # a player's sound can be kept, too
+        file.write(audio)
     return data.getvalue(), "audio/wav" if kind == "WAV" else "audio/mpeg"
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from f5kit.audio import player, write_audio
 from f5kit.errors import UserError
+from f5kit.provenance import Provenance
 
 METHODS = ("euler", "midpoint", "rk4", "heun3", "dopri5", "bosh3", "adaptive_heun")
 LONGEST_TEXT = 20_000  # characters that are spoken into one sound, about 25 minutes
@@ -127,6 +128,13 @@ class Speech:
     seed: int
     chunks: tuple[Chunk, ...]
     """The pieces of text that were spoken one by one, and when."""
+    model: str = ""
+    """What spoke, by name (`provenance.model_name`)."""
+
+    @property
+    def provenance(self) -> Provenance:
+        """What its sound files say of themselves."""
+        return Provenance(True, self.model)
 
     @property
     def seconds(self) -> float:
@@ -139,7 +147,7 @@ class Speech:
 
     def save(self, path: str | Path) -> Path:
         """Write a sound file; the suffix says which kind (wav, flac, mp3, ogg)."""
-        return write_audio(path, self.audio, self.sample_rate)
+        return write_audio(path, self.audio, self.sample_rate, self.provenance)
 
     def _repr_html_(self) -> str:
         return player(self.audio, self.sample_rate)
@@ -152,7 +160,7 @@ def join_speech(pieces: list[Speech], text: str, seed: int) -> Speech:
     """The whole of what `Voice.stream` gave piece by piece."""
     return Speech(
         torch.cat([piece.audio for piece in pieces]), pieces[0].sample_rate, torch.cat([piece.mel for piece in pieces]),
-        text, seed, tuple(chunk for piece in pieces for chunk in piece.chunks),
+        text, seed, tuple(chunk for piece in pieces for chunk in piece.chunks), pieces[0].model,
     )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ PUBLISHED = {
 
 PICKLES = (".pt", ".bin", ".pth", ".ckpt")
 
-_PATIENCE = 60.0  # seconds for converting a small pickle
+_PATIENCE = 300.0  # seconds for converting a small pickle, on a machine that may be busy
 _HUB_PATIENCE = 3.0  # seconds to wait for the Hub's first answer
 
 

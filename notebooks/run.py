@@ -4,6 +4,8 @@
     python notebooks/run.py -p source recordings/ -p voice anna  your own; 02 trains, 03 is left out
     python notebooks/run.py --only 02,05 -p run_name slow -p learning_rate 5e-6
 
+From an installed wheel: python -m f5kit.notebooks.run, with the same options.
+
 Everything lands in the workspace (f5kit_workspace, or runs/demo for the demo): the executed notebooks in
 notebooks/, and what all stages and runs reported in result.json. Started again, it goes on where it stopped.
 """
@@ -22,6 +24,7 @@ import papermill
 from nbclient.exceptions import DeadKernelError
 
 HERE = Path(__file__).resolve().parent
+CLONE = HERE.parent if (HERE.parent / "pyproject.toml").is_file() else None  # None in an installed wheel
 NAMES = sorted(path.stem for path in HERE.glob("[0-9][0-9]_*.ipynb"))
 UNATTENDED = [name for name in NAMES if not name.startswith("03")]  # 03 is 02 for another kind of GPU
 OFFLINE = {"HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled"}
@@ -139,11 +142,11 @@ def main(arguments: list[str] | None = None) -> None:
     known = known_parameters(names)
     given = {name: read_value(value) for name, value in options.p}
     check_parameters(given, known)
-    usual = HERE.parent / "runs" / "demo" if options.demo else "f5kit_workspace"
+    usual = (CLONE or Path.cwd()) / "runs" / "demo" if options.demo else "f5kit_workspace"
     workspace = Path(options.workspace or usual).resolve()
     os.environ.update({"F5KIT_PROGRESS": "plain", **(OFFLINE if options.demo else {})})
     if not os.environ.get("F5KIT_SOURCE"):  # kernels take the code that lies beside these notebooks
-        places = [str(HERE.parent), os.environ.get("PYTHONPATH", "")]
+        places = [str(CLONE or HERE.parents[1]), os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, places))
     seconds = {}
     for name in names:

@@ -65,6 +65,8 @@ def no_account(tmp_path, monkeypatch):
 @pytest.fixture
 def hub(monkeypatch):
     with serve(TOKEN) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.endpoint)  # for the process that pushes
+        monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
         for place in ("huggingface_hub.constants.ENDPOINT", "huggingface_hub.hf_api.ENDPOINT"):
             monkeypatch.setattr(place, server.endpoint, raising=False)
         monkeypatch.setattr(
@@ -215,7 +217,7 @@ def test_the_card_of_a_finetuned_base_names_it(export):
     front, body = parts_of(model_card({**facts, "licence": "cc-by-nc-4.0"}, "you/voice"))
     assert front["base_model"] == "SWivid/F5-TTS" and front["license"] == "cc-by-nc-4.0"
     assert "finetuned from F5TTS_v1_Base" in body and "cc-by-nc-4.0, forbids commercial use" in body
-    assert 'snapshot_download("you/voice")' in body
+    assert 'Voice.load("you/voice")' in body
 
 
 # ---- publishing
@@ -246,13 +248,46 @@ def test_a_push_is_private_whole_and_can_be_fetched(export, hub, voice, monkeypa
     assert repository.files.keys() == NAMES | {"samples/01.wav"} == result.files.keys()
     for name, data in repository.files.items():
         assert hashlib.sha256(data).digest() == hashlib.sha256((folder / name).read_bytes()).digest()
-    assert b'snapshot_download("you/voice")' in repository.files["README.md"]
+    assert b'Voice.load("you/voice")' in repository.files["README.md"]
 
     again = publish(folder, "you/voice", dry_run=False)  # a cell that is run again
     assert again.url == result.url
 
     heard = verify_export("you/voice", TEXT, voice, steps=2)
     assert heard.ok and heard.distance < 0.05, heard
+
+
+def test_a_push_in_the_background_replaces_what_is_out_of_date(export, hub, tmp_path):
+    folder = shutil.copytree(export, tmp_path / "voice")
+    publish(folder, "you/voice", token=TOKEN, dry_run=False)
+    (folder / "samples" / "01.wav").rename(folder / "samples" / "02.wav")
+    result = publish(folder, "you/voice", token=TOKEN, dry_run=False, background=True)
+    assert "on its way to you/voice" in str(result) and result.url is None
+    assert result.push.wait() == f"{hub.endpoint}/you/voice" and result.push.done
+    assert hub.repositories["you/voice"].files.keys() == NAMES | {"samples/02.wav"}
+    revisions = [files.keys() for _, files in hub.repositories["you/voice"].revisions]
+    assert revisions == [set(), NAMES | {"samples/01.wav"}, NAMES | {"samples/02.wav"}]  # none between
+
+
+def test_what_the_judge_found_is_on_the_card(run, tmp_path):
+    figure = {"value": 0.125, "low": 0.1, "high": 0.15, "sentences": 7}
+    summary = {"after": {"wer": figure, "similarity": None}, "recordings": {"wer": {**figure, "value": 0.05}}}
+    (tmp_path / "report.json").write_text(json.dumps({"summary": summary, "about": {"recogniser": "whisper-tiny"}}))
+    folder = build_export(run, tmp_path / "voice", judged=tmp_path, **CARD)
+    body = (folder / "README.md").read_text(encoding="utf-8")
+    assert "| word errors per word | 0.12 (0.10 to 0.15), 7 sentences; by whisper-tiny, which has 0.05 on" in body
+    assert "likeness" not in body
+    with pytest.raises(UserError, match="holds no report.json of the judge"):
+        build_export(run, tmp_path / "voice", judged=tmp_path / "nowhere", **CARD)
+
+
+def test_what_upstream_can_hold_is_said(export):
+    facts = json.loads((export / "export.json").read_text())
+    assert "tiny reads mels scaled by mean -2" in facts["upstream_obstacle"]
+    assert "Upstream's code can't: tiny reads mels" in (export / "README.md").read_text(encoding="utf-8")
+    card = model_card({**facts, "upstream_obstacle": None}, "you/voice")
+    assert "f5-tts_infer-cli --model_cfg voice/model.yaml --ckpt_file voice/model.safetensors" in card
+    assert "hf download you/voice --local-dir voice" in card
 
 
 def test_an_edited_card_is_left_as_it_is(export, tmp_path):
@@ -296,7 +331,9 @@ def test_publishing_says_what_it_needs(export, arguments, sentence):
 
 
 def test_a_card_without_consent_is_refused(run):
-    with pytest.raises(UserError, match=r"it needs \['consent', 'language'\]"):
+    with pytest.raises(UserError, match=r"it needs \['language'\]"):
+        publish(run, card={"consent": "Public domain"})
+    with pytest.raises(UserError, match="consent is empty"):
         publish(run, card={"language": "en"})
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 import json
 import os
 import re
@@ -127,27 +126,25 @@ def test_install_cell_is_the_same_everywhere():
     cells = {next(cell.source for cell in code(name)) for name in NAMES}
     assert len(cells) == 1
     (source,) = cells
-    assert "import torch" not in source and "F5KIT_SOURCE" in source and "check=True" in source
+    assert "import torch" not in source and "F5KIT_SOURCE" in source and "install_missing" in source
 
 
 def run_install_cell(where: Path, **environment) -> subprocess.CompletedProcess:
     kept = {name: value for name, value in os.environ.items() if name not in ("F5KIT_SOURCE", "PYTHONPATH")}
     command = [sys.executable, "-c", code(NAMES[0])[0].source]
+    kept["PIP_TARGET"] = str(where / "installed")  # whatever went wrong, this Python stays as it is
     return subprocess.run(command, cwd=where, env=kept | environment, capture_output=True, text=True)
 
 
 def test_install_cell_takes_the_clone_it_stands_in(tmp_path):
     done = run_install_cell(ROOT / "notebooks", PYTHONPATH=str(ROOT), TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert not list(tmp_path.iterdir())  # nothing was to be installed
+    assert "nothing was installed" in done.stdout and not list(tmp_path.iterdir())
 
 
-def test_install_cell_keeps_what_the_host_has_and_fails_aloud(tmp_path):
+def test_install_cell_fails_aloud(tmp_path):
     done = run_install_cell(tmp_path, F5KIT_SOURCE="./nowhere.whl", TMPDIR=str(tmp_path), PIP_NO_INDEX="1")
-    assert done.returncode == 1 and "CalledProcessError" in done.stderr and "nowhere.whl" in done.stderr
-    pins = next(tmp_path.glob("*/keep.txt")).read_text().split()
-    assert f"torch=={importlib.metadata.version('torch')}" in pins
-    assert f"ipywidgets=={importlib.metadata.version('ipywidgets')}" in pins
+    assert done.returncode == 1 and "pip did not install ./nowhere.whl; its reason is above" in done.stderr
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -164,6 +161,31 @@ def test_02_and_03_differ_by_the_table_alone():
     for a, b in pairs:  # the opening and the last link are prose of their own
         assert a.source.replace(values[0]["name"], values[1]["name"]) == b.source
     assert parameters_of("02_finetune_t4") == parameters_of("03_finetune_a100")
+
+
+# Words that newcomers do not know, and how they are found in prose.
+GLOSSARY = {
+    "mel": r"\bmels?\b", "vocoder": r"\bvocoders?\b", "flow matching": r"\bflow.matching\b", "EMA": r"\bEMA\b",
+    "CFG": r"\bCFG\b", "NFE": r"\bNFE\b", "RTF": r"\bRTF\b", "WER": r"\bWER\b", "VRAM": r"\bVRAM\b",
+    "mixed precision": r"\bmixed.precision\b", "gradient accumulation": r"\bgradient.accumulation\b",
+    "checkpointing": r"\bcheckpointing\b", "LoRA": r"\bLoRA\b", "8-bit Adam": r"\b8-bit Adam\b",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("term", GLOSSARY)
+def test_each_term_is_explained_where_it_is_first_used(term):
+    """The first use, headings aside, is bold and followed by the explanation in parentheses."""
+    for name in NAMES:
+        for cell in notebook(name).cells:
+            prose = [line for line in cell.source.splitlines() if not line.startswith("#")]
+            text = " ".join(prose) if cell.cell_type == "markdown" else ""
+            first = re.search(GLOSSARY[term], text, re.IGNORECASE if term.islower() else 0)
+            if not first:
+                continue
+            explained = [m for m in re.finditer(r"\*\*[^*]+\*\* \(([^()]{30,})\)", text) if term in m[0].split("(")[0]]
+            assert explained and explained[0].start() <= first.start() < explained[0].end(), f"{name}: {text}"
+            return
+    raise AssertionError(f"no notebook uses {term!r}: take it out of the glossary, or explain it")
 
 
 def test_unknown_parameters_and_notebooks_are_errors(tmp_path):

@@ -42,34 +42,25 @@ root
 
 # %% [markdown]
 # ## The machine
-# Which device works, how much memory it has, and which number format training will use here. Each choice
-# comes with its reason: a T4, for one, says that it knows bfloat16, and only imitates it.
+# Which device works, its **VRAM** (the GPU's own memory, where a model, its gradients and the optimizer's
+# notes must all fit), and how numbers are kept: training in **mixed precision** (most arithmetic in 16 bits,
+# which is smaller and faster, the weights in 32) needs a format the device really has. A T4 says that it
+# knows bfloat16, and only imitates it.
+#
+# The table also tells what a finetune of the base model takes here, and whether two secrets are found; never
+# what they are. The estimate counts on what notebook 02 does to fit a small GPU: **8-bit Adam** (an optimizer
+# whose notes on each weight are kept in a quarter of the room), **checkpointing** (what a layer computed is
+# forgotten and computed again when the gradient needs it), and **gradient accumulation** (several small
+# batches add up to one update). All weights are trained; **LoRA** (training a small addition to each layer
+# in place of the layer) would need less memory, and is not what these notebooks do.
 
 # %%
-from f5kit import detect_host
+from f5kit.preflight import preflight
 
-host = detect_host()
+check = preflight(base_model, workspace=root)
+host = check.host
 print(host)
-host
-
-# %% [markdown]
-# ## Storage and secrets
-# A finetuning run of the published model wants about 10 GB of disk. A Hugging Face token is needed only to
-# publish, a Weights & Biases key only to log there; here you see whether they are found, never what they
-# are.
-
-# %%
-from f5kit.host import secret
-from f5kit.widgets import table
-
-lasts = {"colab": "until the session ends", "kaggle": "in a saved version", "local": "until deleted"}
-table({
-    "workspace": root,
-    "free disk": f"{host.disk_free_gb:.0f} GB",
-    "files there last": lasts[host.platform],
-    "HF_TOKEN": "found" if secret("HF_TOKEN") else "not set",
-    "WANDB_API_KEY": "found" if secret("WANDB_API_KEY") else "not set",
-})
+check
 
 # %% [markdown]
 # ## Versions
@@ -79,6 +70,8 @@ table({
 # %%
 import importlib.metadata
 
+from f5kit.widgets import table
+
 names = ["torch", "torchaudio", "vocos", "accelerate", "bitsandbytes", "huggingface_hub", "ipywidgets"]
 there = {distribution.metadata["Name"] for distribution in importlib.metadata.distributions()}
 versions = {"python": host.python}
@@ -87,8 +80,10 @@ table(versions)
 
 # %% [markdown]
 # ## From a recording to a mel spectrogram and back
-# The model sees and makes mel spectrograms; a vocoder turns them into sound. Here a recording goes there
-# and back without any model in between: this copy is the best that any voice on this machine can sound.
+# The model sees and makes **mel spectrograms** (pictures of sound: how loud each of 100 bands of pitch is, 94
+# times a second), and a **vocoder** (a network of its own that turns such pictures into sound) does the rest.
+# Here a recording goes there and back without any model in between: this copy is the best that any voice on
+# this machine can sound.
 
 # %%
 from f5kit import load_vocoder, log_mel, read_audio
@@ -104,7 +99,13 @@ mel_figure({"recording": log_mel(recording), "copy": log_mel(copy)})
 
 # %% [markdown]
 # ## The first sentence
-# The base model hears the recording above for a few seconds, and then says your sentence in that voice.
+# The base model hears the recording above for a few seconds, and then says your sentence in that voice. It
+# was trained by **flow matching** (it starts from noise and has learned which way leads to speech), and walks
+# there in steps. Their number, times two, is the **NFE** (number of function evaluations: how often the network
+# runs); times two because of **CFG** (classifier-free guidance: each step is taken with and without the text,
+# and the difference between them exaggerated). The **RTF** (real-time factor: seconds of computing for a
+# second of speech, so that below 1 is faster than talking) is printed under it.
+#
 # When its weights can't be had, the small voice that comes with f5kit says it instead, as in the demo.
 
 # %%
@@ -119,8 +120,9 @@ try:
 except UserError as error:
     print(f"The embedded voice speaks: {error}.")
     speaker = Voice.load("starter", vocoder=vocoder)
-sounds["first"] = speaker.speak(text, seed=seed).save(root / "sounds" / "00_first.wav")
-print(speaker)
+begun, speech = time.time(), speaker.speak(text, seed=seed)
+print(speaker, f"RTF {(time.time() - begun) / speech.seconds:.2f} on {host.device_name}", sep="\n")
+sounds["first"] = speech.save(root / "sounds" / "00_first.wav")
 players(sounds)
 
 # %% [markdown]
@@ -129,7 +131,8 @@ players(sounds)
 
 # %%
 result = {"notebook": "<<name>>", "seconds": round(time.time() - started, 1), "host": str(host)}
-result |= {"versions": versions, "vocoder": vocoder.name, "sounds": [str(path) for path in sounds.values()]}
+result |= {"preflight": check.rows, "versions": versions, "vocoder": vocoder.name}
+result["sounds"] = [str(path) for path in sounds.values()]
 path = root / "results" / "<<name>>" / "result.json"
 path.parent.mkdir(parents=True, exist_ok=True)
 path.write_text(json.dumps(result, indent=2))

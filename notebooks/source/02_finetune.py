@@ -18,6 +18,8 @@
 # rate is its choice too. `run_name` names the run folder (empty: like the voice). Two runs compare well
 # when all but one value agree. `max_minutes` is what the host allows: the run is saved before that, and goes
 # on when you start it again. A run that goes on keeps its settings; with `change_run` it takes new ones.
+# `backup` names where copies of the run go while it trains, and where a new session finds them: Google Drive,
+# a private repository of the Hub, or a folder (on Kaggle the output of a saved version stays by itself).
 
 # %% [parameters]
 workspace = ""  #@param {type:"string"}
@@ -33,6 +35,7 @@ max_minutes = 0.0  #@param {type:"number"}
 change_run = False  #@param {type:"boolean"}
 seed = 0  #@param {type:"integer"}
 wandb = False  #@param {type:"boolean"}
+backup = ""  #@param ["", "drive", "hub:you/my-runs"] {allow-input: true}
 demo = False  #@param {type:"boolean"}
 
 # %% [markdown]
@@ -44,10 +47,12 @@ import json
 import time
 from pathlib import Path
 
+from f5kit.backup import restore_workspace
 from f5kit.host import workspace_root
 
 started = time.time()
 root = Path(workspace or workspace_root() / "f5kit_workspace").resolve()
+restore_workspace(root)  # on Kaggle: the output of an earlier version, added as an input
 run_name = run_name or voice
 if demo:
     base_model, updates = "starter", updates or 300
@@ -124,10 +129,12 @@ if torch.cuda.device_count() > 1:
 # %% [markdown]
 # ## Train
 # Progress, the loss curve and fresh samples appear below. Every checkpoint is whole on the disk before it
-# counts, so you may stop at any time and run this cell again: it goes on as if it had never stopped.
+# counts, so you may stop at any time and run this cell again: it goes on as if it had never stopped. With
+# `backup`, a session that was cut off goes on from its last copy.
 
 # %%
 from f5kit import SampleCallback, Trainer, UserError
+from f5kit.backup import Backup, restore_run
 from f5kit.log import WandbLogger
 from f5kit.widgets import live_progress
 
@@ -136,6 +143,9 @@ if not plan.fits:
 samples = SampleCallback(dataset, sentence.text, seed=seed, vocoder=vocoder)
 callbacks = [samples, live_progress(samples)]
 callbacks += [WandbLogger("f5kit", run_name)] if wandb else []
+if backup:
+    callbacks.append(Backup(backup))
+    restore_run(backup, run_dir)
 limits = {"change": change_run, "max_minutes": max_minutes or None}
 run = Trainer(plan, dataset, run_dir, callbacks, **limits).fit()
 run
@@ -160,7 +170,8 @@ picture
 # %% [markdown]
 # ## After
 # The same sentence again. The newest samples come last; *raw* are the weights as trained, *ema* their
-# running average, which lags behind in a short run. Notebook 04 compares them with care.
+# **EMA** (exponential moving average: a running average of the weights), which is calmer and lags behind in a
+# short run. Notebook 04 compares them with care.
 
 # %%
 made = sorted((run.path / "samples").glob("update_*.wav"))

@@ -130,7 +130,8 @@ blind_ab([{c.name: c.said[i] for c in rivals} for i in range(min(pairs, sentence
 # %% [markdown]
 # ## Choose
 # One candidate becomes the voice, and notebooks 05 and 06 take it from here on: the one with the highest
-# similarity less the word errors it makes beyond those of the recordings.
+# similarity, less its **WER** (word error rate: words that a recogniser hears wrongly, for each word of the
+# text) as far as that is above the recordings' own.
 
 # %%
 from f5kit import choose_candidate

@@ -30,8 +30,8 @@ seed = 0  #@param {type:"integer"}
 demo = False  #@param {type:"boolean"}
 
 # %% [markdown]
-# What notebook 01 was told about this voice is read from its result, when that result is about the same
-# voice. Without a statement of consent there is no card, and without a card no voice should travel.
+# The voice is a run folder in the workspace, as notebook 02 or 03 left it and notebook 04 chose from it; on
+# Kaggle, one in the output of an earlier version is brought in first.
 
 # %%
 import json
@@ -39,12 +39,21 @@ import time
 from pathlib import Path
 
 from f5kit import RunFolder, UserError
+from f5kit.backup import restore_workspace
 from f5kit.host import workspace_root
 
 started = time.time()
 root = Path(workspace or workspace_root() / "f5kit_workspace").resolve()
+restore_workspace(root)  # on Kaggle: the output of an earlier version, added as an input
 run = RunFolder(root / "runs" / (run_name or voice))
+
+# %% [markdown]
+# What notebook 01 was told about this voice is read from its result, when that result is about the same
+# voice. Without a statement of consent there is no card, and without a card no voice should travel.
+
+# %%
 file = root / "results" / "01_prepare_data" / "result.json"
+judged = root / "judged" / run.path.name
 if file.is_file() and (told := json.loads(file.read_text()))["voice"] == voice:
     consent, language = consent or told["consent"], language or told["language"]
 if not (consent and language):
@@ -65,14 +74,16 @@ sample
 
 # %% [markdown]
 # ## Export
-# Weights in half precision, what they mean, the reference with its words, the sample, and the card. A
-# training checkpoint is several times as large; none of its optimizer state leaves this machine.
+# Weights in half precision, what they mean, the reference with its words, the sample, and the card, with what
+# the judge of notebook 04 found. A training checkpoint is several times as large; none of its optimizer state
+# leaves this machine.
 
 # %%
 from f5kit.hub import build_export
 from f5kit.widgets import table
 
 how = {"language": language, "consent": consent, "licence": licence or None, "repo_id": repo_id or None}
+how["judged"] = judged if (judged / "report.json").is_file() else None
 folder = build_export(run, root / "exports" / run.path.name, samples=[sample], **how)
 files = sorted(path for path in folder.rglob("*") if path.is_file())
 table({path.relative_to(folder): f"{path.stat().st_size / 1e6:.2f} MB" for path in files})
@@ -105,8 +116,9 @@ players({"the run": sample, "the export": check.speech})
 
 # %% [markdown]
 # ## Publish
-# With a repository name and a token this pushes, to a private repository; otherwise it says what would be
-# pushed. What was pushed is fetched back and has to say the sentence once more.
+# With a repository name and a token this pushes, to a private repository and by one commit, so that nobody
+# ever finds a half of it; otherwise it says what would be pushed. What was pushed is fetched back into an empty
+# folder and has to say the sentence once more.
 
 # %%
 from f5kit import publish

@@ -1,20 +1,21 @@
 # %% [markdown]
 # ## Install
-# Inside a clone of the repository this takes the code that lies there; anywhere else it installs the
-# release that this notebook belongs to. What the host brings along, torch above all, keeps its version.
+# Inside a clone of the repository this takes the code that lies there; anywhere else the release that this
+# notebook belongs to, or a wheel of it among Kaggle's inputs. What the host brings along keeps its version.
 
 # %%
-import importlib.metadata, importlib.util, os, pathlib, subprocess, sys, tempfile  # noqa: E401, I001
-
-here = pathlib.Path.cwd()
+import importlib.util, os, pathlib, subprocess, sys  # noqa: E401, I001
+here, wanted = pathlib.Path.cwd(), os.environ.get("F5KIT_SOURCE")
 clone = next((str(p) for p in [here, *here.parents] if (p / "f5kit/host.py").is_file()), None)
-wanted, found = os.environ.get("F5KIT_SOURCE"), importlib.util.find_spec("f5kit")
-if wanted or not found or (clone and not found.origin.startswith(clone)):
-    have = {d.metadata["Name"]: d.version for d in importlib.metadata.distributions()}
-    keep = "torch torchaudio torchvision torchcodec triton numpy ipython ipykernel ipywidgets".split()
-    pins = pathlib.Path(tempfile.mkdtemp(), "keep.txt")
-    pins.write_text("\n".join(f"{name}=={have[name]}" for name in keep if name in have))
-    source = [wanted] if wanted else ["-e", clone] if clone else ["f5kit @ git+<<repository>>@v<<version>>"]
-    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "-c", str(pins), *source], check=True)
-    sys.path[:0] = [clone] if clone and not wanted else []  # running kernels overlook editable installs
+wheels = sorted(str(path) for path in pathlib.Path("/kaggle/input").glob("**/f5kit-*.whl"))
+source = wanted or (wheels or ["f5kit @ git+<<repository>>@v<<version>>"])[-1]
+if clone and not wanted:
+    sys.path[:0] = [] if clone in sys.path else [clone]
+elif wanted or not importlib.util.find_spec("f5kit"):
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", source]
+    if subprocess.run(pip).returncode:
+        raise RuntimeError(f"pip did not install {source}; its reason is above. Is the internet on?")
     importlib.invalidate_caches()
+from f5kit.install import install_missing  # noqa: E402
+
+print(install_missing(source))

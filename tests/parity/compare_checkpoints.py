@@ -32,6 +32,7 @@ from f5kit.config import PRESETS, MelConfig
 from f5kit.convert import convert_model
 from f5kit.data import Dataset
 from f5kit.host import detect_host
+from f5kit.hub import build_export
 from f5kit.plan import plan_run
 from f5kit.prepare import prepare_dataset
 from f5kit.text import Tokenizer, english_vocab
@@ -184,6 +185,16 @@ def to_upstream(table: Table, case: str, dataset: Dataset, work: Path, seed: int
     return folder
 
 
+def published_to_upstream(table: Table, case: str, dataset: Dataset, work: Path, seed: int) -> None:
+    """A published folder, as it stands, in upstream's own loader: the fp16 weights that it holds, read by both."""
+    folder = build_export(work / "run", work / "published", language="en", consent="Synthetic.", licence="mit")
+    ours, theirs = load_model(folder), load_upstream(folder)
+    table.add(case, "fp16", "published folder in upstream: weights", weights_differ(ours, theirs.state_dict()), 0)
+    reference = dataset.with_mel(ours.config.mel).mel(dataset.clips[0])
+    difference = samples_differ(ours, theirs, reference, seed)
+    table.add(case, "fp32", "published folder in upstream: sample", difference, FP32)
+
+
 def to_f5kit(table: Table, case: str, dataset: Dataset, work: Path, trained: Path, seed: int) -> None:
     """Upstream's finetune in f5kit's hands: both of its sets of weights."""
     saved = torch.load(trained / "model_last.pt", weights_only=True)
@@ -271,6 +282,7 @@ def main() -> int:
         for case in CASES:
             work = Path(temporary) / case.replace(" ", "_")
             trained = to_upstream(table, case, dataset, work, seed)
+            published_to_upstream(table, case, dataset, work, seed)
             to_f5kit(table, case, dataset, work, trained, seed)
     print(f"{table.rows} comparisons, {table.broken} above their bound")
     return 1 if table.broken else 0
