@@ -198,11 +198,15 @@ class Levels:
 
 
 def measure_levels(audio: Tensor, sample_rate: int) -> Levels:
-    """Levels of (nw,). A flat top shows only before resampling and levelling, so measure what was decoded."""
+    """Levels of (nw,). A flat top shows only before resampling and levelling, so measure what was decoded.
+
+    Sums are made in fp64: in fp32 their last digit would depend on the number of threads.
+    """
+    exact = audio.double()
     first, last = _speech_bounds(audio, sample_rate, top_db=45.0)
     return Levels(
         peak=float(audio.abs().max()),
-        rms_dbfs=_decibel(float((audio - audio.mean()).square().mean())),
+        rms_dbfs=_decibel(float((exact - exact.mean()).square().mean())),
         clipped=float(flat_tops(audio).mean()),
         leading=first / sample_rate,
         trailing=(len(audio) - last) / sample_rate,
@@ -268,7 +272,7 @@ def _speech_bounds(audio: Tensor, sample_rate: int, top_db: float) -> tuple[int,
     if len(audio) < 2 * frame:
         return 0, len(audio)
     hop = max(1, frame // 2)
-    power = (audio - audio.mean()).square().unfold(0, frame, hop).mean(-1)
+    power = (audio - float(audio.double().mean())).square().unfold(0, frame, hop).mean(-1)
     loud = (power > power.max() * 10 ** (-top_db / 10)).nonzero().flatten()
     if len(loud) == 0:
         return 0, len(audio)

@@ -211,7 +211,8 @@ def _check_rate(rate: int, shown: str) -> None:
 def _mono(audio: Tensor, rate: int, shown: str) -> tuple[Tensor, int, dict]:
     _check_rate(rate, shown)
     mono, cancelled = to_mono(audio)
-    return mono, rate, {**asdict(measure_levels(mono, rate)), "offset": float(mono.mean()), "cancelled": cancelled}
+    offset = float(mono.double().mean())
+    return mono, rate, {**asdict(measure_levels(mono, rate)), "offset": offset, "cancelled": cancelled}
 
 
 def _finish(heard: Heard, audio: Tensor, rate: int, levels: dict, shown: str, folder: Path, options: Options) -> Heard:
@@ -223,7 +224,7 @@ def _finish(heard: Heard, audio: Tensor, rate: int, levels: dict, shown: str, fo
     if levels.pop("cancelled", False):
         heard.mended.append("channels in opposite phase: the left one is used")
     if abs(levels["offset"]) > 0.1 * 10 ** (levels["rms_dbfs"] / 20):
-        audio = audio - audio.mean()
+        audio = audio - float(audio.double().mean())
         heard.mended.append(f"DC offset of {levels['offset']:.3f} removed")
     if levels["peak"] > 1:
         audio = audio / levels["peak"]

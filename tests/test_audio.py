@@ -320,3 +320,16 @@ def test_loudness_is_met_unless_the_peak_forbids():
     spiky[::2400] = 1.0
     assert float(match_loudness(spiky, -10).abs().max()) == pytest.approx(0.99, abs=1e-5)
     assert torch.equal(match_loudness(torch.zeros(10)), torch.zeros(10))
+
+
+def test_levels_are_the_same_with_any_number_of_threads():
+    """They stand in the manifest, whose hash must be the same wherever a dataset is prepared."""
+    audio = torch.randn(400_003, generator=torch.Generator().manual_seed(1)) * 0.1 + 0.01
+    threads, levels = torch.get_num_threads(), []
+    try:
+        for n in (1, 2, 3):
+            torch.set_num_threads(n)
+            levels.append(measure_levels(audio, 24_000).rms_dbfs)
+    finally:
+        torch.set_num_threads(threads)
+    assert max(levels) - min(levels) < 1e-10
