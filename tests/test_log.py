@@ -76,7 +76,10 @@ def test_tensorboard_curves_are_read_back(trainer):
 def test_tensorboard_of_a_resumed_run_shows_one_curve(trainer, tmp_path):
     folder = tmp_path / "curves"
     update = {"event": "update", "step": 0, "loss": 9.0}
-    feed(TensorBoardLogger(folder), trainer, EVENTS[:1] + [{**update, "update": u} for u in (1, 2, 3)])
+    killed = TensorBoardLogger(folder)
+    feed(killed, trainer, EVENTS[:1] + [{**update, "update": u} for u in (1, 2, 3)])
+    killed._end_thread()  # all but the end was written when it was killed
+    killed._writer.flush()
     resumed = [{**EVENTS[0], "update": 2, "resumed": True}, {**update, "update": 3, "loss": 1.0}]
     logger = TensorBoardLogger(folder)
     feed(logger, trainer, resumed + [{"event": "end", "update": 3}])
