@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
+import io
 import re
 from types import SimpleNamespace
 
@@ -76,7 +77,7 @@ def test_players_hold_the_sound_itself_and_escape_captions(tmp_path):
     shown = players({"<a>": tmp_path / "a.flac", "b": (audio, rate), "c": speech})._repr_html_()
     assert "&lt;a&gt;" in shown and "<a>" not in shown
     assert [data[:4] for data in sounds_in(shown)] == [b"RIFF"] * 3
-    assert len(sounds_in(shown)[0]) == 44 + 2 * len(audio)
+    assert soundfile.info(io.BytesIO(sounds_in(shown)[0])).frames == len(audio)
 
 
 def test_long_sounds_are_compressed():
