@@ -34,8 +34,8 @@ torch torchaudio numpy scipy einops accelerate huggingface_hub hf-xet safetensor
 PyYAML matplotlib contourpy cycler fonttools kiwisolver packaging pillow pyparsing python-dateutil six tqdm
 ipywidgets ipykernel ipython widgetsnbextension jupyterlab_widgets traitlets jedi parso pexpect ptyprocess
 pickleshare backcall decorator prompt_toolkit wcwidth Pygments matplotlib-inline jupyter_client jupyter_core
-nest-asyncio pyzmq tornado debugpy psutil filelock fsspec sympy mpmath networkx Jinja2 MarkupSafe typing_extensions httpx
-httpcore anyio h11 idna certifi sniffio typer click shellingham rich markdown-it-py mdurl requests urllib3
+nest-asyncio pyzmq tornado debugpy psutil filelock fsspec sympy mpmath networkx Jinja2 MarkupSafe typing_extensions
+httpx httpcore anyio h11 idna certifi sniffio typer click shellingham rich markdown-it-py mdurl requests urllib3
 charset-normalizer regex wandb protobuf platformdirs pydantic pydantic_core annotated-types typing-inspection sentry-sdk
 GitPython gitdb smmap einx frozendict setuptools entrypoints ipython-genutils tensorboard tensorboard-data-server
 grpcio absl-py Markdown Werkzeug comm papermill
