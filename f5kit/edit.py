@@ -57,8 +57,10 @@ def replace_words(
     mel = log_mel(loud, mel_config)
     length = chosen.duration or (end - start) * _share(voice, new, words) / chosen.speed
     gap = max(round(length * mel_config.frames_per_second), 4)
+    last = min(last, len(mel))
     text = normalise(f"{before}{new}{after}", voice.model.tokenizer.normaliser)
-    made = _fill(voice, mel, first, min(last, len(mel)), gap, text, chosen, progress, cancel)
+    spread = _spread(voice, mel, (first, gap, len(mel) - last), (before, new, after), words)
+    made = _fill(voice, mel, first, last, gap, text, spread, chosen, progress, cancel)
     sound = voice.vocoder.decode(made.to(voice.model.device)).cpu() * gain
     hop, rate = mel_config.hop_length, mel_config.sample_rate
     fade = int(CROSS_FADE * rate)  # the new sound reaches that far into the old one, of which it is a copy there
@@ -86,9 +88,37 @@ def _share(voice: Voice, new: str, old: str) -> float:
     return max(seconds[0], 0.05) / max(seconds[1], 0.05)
 
 
+def _spread(
+    voice: Voice, mel: Tensor, frames: tuple[int, int, int], said: tuple[str, str, str], words: str
+) -> Tensor | None:
+    """Frames (nt,) that each letter of the result lasts: around the gap as in the recording, in it as expected; None
+    where the model does not know. `frames` are before, in and behind the gap; `words` were said there."""
+    model = voice.model
+
+    def encode(text: str) -> list[int]:
+        return model.tokenizer.encode(normalise(text, model.tokenizer.normaliser))
+
+    before, new, after = said
+    now, then = encode(before + new + after), encode(before + words + after)
+    expected = model.letter_lengths(now)
+    if expected is None:
+        return None
+    heard = model.letter_lengths(then, mel, len(then))
+    ahead = min(_common(now, then), len(encode(before)) + 1)  # and a space
+    behind = min(_common(now[ahead:][::-1], then[ahead:][::-1]), len(encode(after)) + 1)
+    parts = heard[:ahead], expected[ahead : len(now) - behind], heard[len(then) - behind :]
+    return torch.cat([part * (n / part.sum().clamp(min=1e-9)) for part, n in zip(parts, frames, strict=True)])
+
+
+def _common(a: list[int], b: list[int]) -> int:
+    """How many tokens both begin with."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
 def _fill(
-    voice: Voice, mel: Tensor, first: int, last: int, gap: int, text: str, settings: Settings, progress, cancel
-) -> Tensor:
+    voice: Voice, mel: Tensor, first: int, last: int, gap: int, text: str, spread: Tensor | None, settings: Settings,
+    progress, cancel,
+) -> Tensor:  # fmt: skip
     """The mel (n, d) with `gap` new frames in the place of those from `first` to `last`."""
     cond = torch.cat((mel[:first], mel.new_zeros(gap, mel.shape[1]), mel[last:]))[None].to(voice.model.device)
     kept = torch.ones(cond.shape[:2], dtype=torch.bool)
@@ -100,6 +130,7 @@ def _fill(
             for x in voice.model.sample(  # noqa: B007
                 cond, [tokens], [cond.shape[1]], edit_mask=kept, steps=settings.steps, seeds=settings.seed,
                 cfg_strength=settings.cfg_strength, sway=settings.sway, method=settings.method,
+                letter_lengths=None if spread is None else [spread],
             ):  # fmt: skip
                 counter.step()
     finally:

@@ -6,7 +6,7 @@ from conftest import DEMO_VOICE
 
 from f5kit.audio import read_audio, write_audio
 from f5kit.checkpoint import load_model
-from f5kit.edit import replace_words
+from f5kit.edit import _spread, replace_words
 from f5kit.errors import UserError
 from f5kit.inference import Voice
 from f5kit.script import Line, Role, parse_script, speak_script
@@ -77,6 +77,18 @@ def test_the_gap_is_made_by_the_model_and_nothing_else(voice, awake, tmp_path):
     frames = a.chunks[0].frames
     assert torch.equal(a.mel[:46], b.mel[:46]) and torch.equal(a.mel[47 + frames :], b.mel[47 + frames :])
     assert not torch.equal(a.mel[47 : 47 + frames], b.mel[47 : 47 + frames])
+
+
+def test_around_the_gap_letters_last_as_they_were_said():
+    starter = Voice.load("starter", vocoder="griffin-lim", device="cpu")
+    said = starter.speak("We saw him in the garden.", seed=1, steps=4, progress=False)
+    parts, frames = ("We saw him ", "near the old house", "."), (60, 90, 20)
+    lengths = _spread(starter, said.mel, frames, parts, "in the garden")
+    known = starter.model.letter_lengths(starter.model.tokenizer.encode("We saw him in the garden."), said.mel, 25)
+    assert len(lengths) == len("".join(parts))
+    assert float(lengths.sum()) == pytest.approx(sum(frames), abs=0.01)
+    assert torch.allclose(lengths[:11], known[:11] * 60 / known[:11].sum())
+    assert float(lengths[11:-1].sum()) == pytest.approx(90, abs=0.01) and bool((lengths[11:-1] > 0).all())
 
 
 @pytest.mark.parametrize(
