@@ -18,7 +18,15 @@ from f5kit.readings import fitting_configs
 from f5kit.repository import fetch_model, own_config, repository_name
 from f5kit.runs import WEIGHTS, RunFolder, file_of, write_meaning
 from f5kit.text import Tokenizer, english_vocab
-from f5kit.weights import TensorFile, download_published, from_published, read_tensors, refuse_pickle, write_tensors
+from f5kit.weights import (
+    TensorFile,
+    WithoutWeights,
+    download_published,
+    from_published,
+    read_tensors,
+    refuse_pickle,
+    write_tensors,
+)
 
 OWN_PRESETS = ("tiny", "starter")  # small models of the kit, which read printable ASCII
 _EMBEDDED = {"starter": Path(__file__).with_name("starter_voice")}  # presets whose weights come with the package
@@ -196,8 +204,11 @@ def _build(config: ModelConfig, tokenizer: Tokenizer, tensors: dict[str, Tensor]
     """A model with the given weights, checked name by name and shape by shape."""
     if max(config.depth, config.conv_layers) > len(tensors):  # else a config could name a million blocks
         raise UserError(f"{origin} has {len(tensors)} tensors, too few for its config {config.name}: restore it")
-    with torch.device("meta"):  # no memory is spent on weights that are replaced at once
-        model = CFM(config, tokenizer)
+    try:
+        with WithoutWeights():
+            model = CFM(config, tokenizer)
+    except (RuntimeError, OverflowError) as error:  # sizes that no memory holds
+        raise UserError(f"{origin}: no model can be built by its config {config.name}: restore it") from error
     tensors = from_published(tensors)
     expected = {name: tuple(t.shape) for name, t in model.state_dict().items()}
     given = {name: tuple(t.shape) for name, t in tensors.items()}

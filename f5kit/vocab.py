@@ -29,7 +29,7 @@ from f5kit.config import ModelConfig
 from f5kit.errors import UserError
 from f5kit.runs import Checkpoint, write_meaning
 from f5kit.text import Tokenizer
-from f5kit.weights import file_hash, read_tensors, sync, write_json, write_tensors
+from f5kit.weights import WithoutWeights, file_hash, read_tensors, sync, write_json, write_tensors
 
 TABLE = "transformer.text_embed.text_embed.weight"  # in every backbone
 # Letters that have no canonical decomposition, and the one whose sound or shape is nearest.
@@ -176,7 +176,7 @@ def _write(source, folder: Path, tokenizer: Tokenizer, sources: list[int | None]
         for name in ("reference.wav", "reference.txt"):
             if (path / name).is_file():
                 shutil.copy(path / name, folder)
-    with torch.device("meta"):
+    with WithoutWeights():
         config = config.replace(vocab_size=len(tokenizer.vocab), normaliser=tokenizer.normaliser)
         write_meaning(folder, CFM(config, tokenizer))
     write_json(folder / "extended.json", {"base": _name(source), "tokens": len(tokenizer.vocab)})

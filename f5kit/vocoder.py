@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from f5kit.audio import import_torchaudio, mel_filterbank
 from f5kit.config import MelConfig
 from f5kit.errors import UserError
-from f5kit.weights import convert_pickle, download, read_tensors
+from f5kit.weights import WithoutWeights, convert_pickle, download, read_tensors
 
 VOCOS_REPOSITORY = "charactr/vocos-mel-24khz"
 BIGVGAN_REPOSITORY = "nvidia/bigvgan_v2_24khz_100band_256x"
@@ -134,7 +134,7 @@ class VocosVocoder(Vocoder):
         head = _arguments(config, "head", _HEAD_CLASS, origin)
         _require_same_mel(config, backbone, head, self.mel_config, origin)
         try:
-            with torch.device("meta"):  # all weights are replaced at once: draw no random numbers for them
+            with WithoutWeights():
                 self.backbone, self.head = backbone_class(**backbone), head_class(**head)
         except TypeError as error:
             raise UserError(f"{origin} has arguments that vocos does not take: {error}") from None
@@ -188,7 +188,7 @@ class BigVGANVocoder(Vocoder):
         _require_bigvgan_mel(config, self.mel_config, origin)
         generator, arguments = _bigvgan_class()
         try:
-            with torch.device("meta"):  # as for Vocos; a key of the config chooses among the package's classes only
+            with WithoutWeights():  # a key of the config chooses among the package's classes only
                 self.generator = generator(arguments(config), use_cuda_kernel=False)
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
             raise UserError(f"{origin}: bigvgan cannot build what the config describes ({error}): restore it") from None

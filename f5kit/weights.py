@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from f5kit.errors import UserError
 
@@ -119,6 +120,20 @@ def file_hash(path: str | Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+class WithoutWeights(TorchFunctionMode):
+    """In this context modules are made with weights that nobody fills, for those that are loaded in their place.
+
+    Memory that is never written costs nothing, and no random number is drawn. (On torch's device meta it would be the
+    same, but there the smallest operation imports its compiler, which takes two seconds.)
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", "") == "torch.nn.init" or func in (torch.Tensor.normal_, torch.Tensor.uniform_):
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
 
 
 def from_published(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
