@@ -21,9 +21,10 @@ def two_threads():
 @pytest.fixture(scope="module")
 def one_thread(two_threads):
     """For models so small that threads only wait for each other."""
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(2)
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
