@@ -10,6 +10,7 @@ Only the standard library is used, for nothing else can be counted on here.
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import re
 import subprocess
@@ -122,22 +123,53 @@ def write_pins(have: dict[str, str], path: Path) -> Path:
 
 
 def _run_pip(missing: list[str], have: dict[str, str], source: str | None) -> None:
+    beside = Path(source).resolve().parent if source and Path(source).is_file() else None
     with tempfile.TemporaryDirectory(prefix="f5kit-install-") as folder:
         pins = write_pins(have, Path(folder) / "keep.txt")
-        command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--retries", "2"]
-        command += ["-c", str(pins), *missing]
-        beside = Path(source).resolve().parent if source and Path(source).is_file() else None
-        command += ["--find-links", str(beside)] if beside else []
-        # uv and pip also read constraints from the environment: what a host put there holds as well
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PIP_NO_INPUT": "1"})
+        options = ["-c", str(pins), *(["--find-links", str(beside)] if beside else [])]
+        done = _pip(*options, *missing)
+        if done.returncode and _is_conflict(done.stderr) and (exact := _choose_alone(options, missing, have)):
+            done = _pip(*options, "--no-deps", *exact)
     if done.returncode:
         raise UserError(explain(done.stderr + done.stdout, missing, beside))
+
+
+def _pip(*arguments: str) -> subprocess.CompletedProcess:
+    # uv and pip also read constraints from the environment: what a host put there holds as well
+    command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--retries", "2"]
+    quietly = {**os.environ, "PIP_NO_INPUT": "1"}
+    return subprocess.run([*command, *arguments], capture_output=True, text=True, env=quietly)
+
+
+def _is_conflict(said: str) -> bool:
+    return "ResolutionImpossible" in said or "conflicting dependencies" in said
+
+
+def _choose_alone(options: list[str], missing: list[str], have: dict[str, str]) -> list[str]:
+    """name==version of all that lacks, whatever the host's own packages ask of one another; empty where it can't be.
+
+    Packages of a host often contradict each other (its torch asks for newer setuptools than it has), and pip refuses
+    then. Only what the new packages ask for counts here, and what the host has of it must do.
+    """
+    chosen: dict[str, str] = {}
+    wanted = missing
+    while wanted:
+        done = _pip(*options, "--dry-run", "--no-deps", "--report", "-", *wanted)
+        if done.returncode:
+            return []
+        found = [item["metadata"] for item in json.loads(done.stdout)["install"]]
+        chosen |= {canonical(about["name"]): about["version"] for about in found}
+        needs = [line for about in found for line in about.get("requires_dist", [])]
+        wanted = find_missing(needs, have | chosen)
+        if not found or any(canonical(re.split(r"[^A-Za-z0-9._-]", line)[0]) in have | chosen for line in wanted):
+            return []
+    return [f"{name}=={version}" for name, version in chosen.items()]
 
 
 def explain(said: str, missing: list[str], beside: Path | None) -> str:
     """What pip's words mean for the reader, in a sentence."""
     names = ", ".join(re.split(r"[<>=!~;\[ ]", line)[0] for line in missing)
-    if "ResolutionImpossible" in said or "conflicting dependencies" in said:
+    if _is_conflict(said):
         found = re.search(r"Cannot install (.+?) because", said)
         what = f" ({found[1][:120]})" if found else ""
         return f"{names} cannot be installed beside what this host has{what}: choose an older runtime of the host"

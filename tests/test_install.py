@@ -97,6 +97,20 @@ def test_a_conflict_with_the_host_is_explained(elsewhere, tmp_path, monkeypatch)
     assert not list(elsewhere.iterdir())
 
 
+def test_a_host_that_contradicts_itself_gets_what_lacks(elsewhere, tmp_path, monkeypatch):
+    """Its torch asks for newer setuptools than it has, and what f5kit needs asks for that torch."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    make_wheel(wheels, "f5kit_deeper", "2.0", ("hosts_torch",))
+    source = make_wheel(wheels, "f5kit_needs", "1.0", ("hosts_torch>=1", "f5kit_deeper", "gone; extra == 'x'"))
+    for name, needs in (("hosts_torch", ("hosts_tools>=77",)), ("hosts_tools", ())):
+        with zipfile.ZipFile(make_wheel(tmp_path, name, "1.0", needs)) as wheel:
+            wheel.extractall(elsewhere)
+    monkeypatch.setattr(install, "requirements", lambda extras: ["f5kit_needs>=1"])
+    done = install_missing(str(source), verify=False)
+    assert done.added == {"f5kit-needs": "1.0", "f5kit-deeper": "2.0"}
+
+
 def test_no_network_is_explained(elsewhere, tmp_path, monkeypatch):
     monkeypatch.setattr(install, "requirements", lambda extras: ["f5kit_not_there>=1"])
     with pytest.raises(UserError, match="f5kit_not_there could not be fetched: switch the internet on"):
