@@ -158,6 +158,8 @@ def main() -> int:
         (folder / "before.json").write_text(json.dumps(snapshot(site(python))))
     for line in json.loads((folder / "differing.json").read_text()):
         print(f"not as on the host: {line}")
+    run(python, "-m", "pip", "uninstall", "-q", "-y", "f5kit", capture_output=True)  # of an earlier walk
+    shutil.rmtree(folder / "workspace", ignore_errors=True)
     wheel = build_wheel(folder / "wheel")
     write_kernel(folder, python)
     names = [path.name[:2] for path in sorted((ROOT / "notebooks").glob("*.ipynb")) if not path.name.startswith("03")]
