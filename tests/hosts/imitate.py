@@ -164,7 +164,8 @@ def main() -> int:
     write_kernel(folder, python)
     names = [path.name[:2] for path in sorted((ROOT / "notebooks").glob("*.ipynb")) if not path.name.startswith("03")]
     only = ",".join(names) if options.only == "all" else options.only
-    given = {"source": "demo", "base_model": "tiny", "updates": 4, "steps": 4, "text": "A short sentence."}
+    given = {"source": "demo", "consent": "Public domain", "base_model": "tiny", "updates": 4, "steps": 4}
+    given["text"] = "A short sentence."
     status = walk(options.host, folder, wheel, only, given)
     before, after = json.loads((folder / "before.json").read_text()), snapshot(site(python))
     changed = sorted(name for name, digest in before.items() if after.get(name) != digest)
