@@ -66,16 +66,11 @@ if not consent:
 # CPU does the work.
 
 # %%
-import importlib.metadata
-import importlib.util
-import subprocess
-import sys
+from f5kit.install import install_missing
 
 transcriber = whisper if not demo and (transcribe or check_texts) else None
 if transcriber:
-    extra = [r.split(";")[0].strip() for r in importlib.metadata.requires("f5kit") if 'extra == "data"' in r]
-    if not all(map(importlib.util.find_spec, ("silero_vad", "faster_whisper", "av", "datasets"))):
-        subprocess.run([sys.executable, "-m", "pip", "install", "-q", *extra], check=True)
+    print(install_missing(extras=("data",)))
 
 # %% [markdown]
 # ## Prepare

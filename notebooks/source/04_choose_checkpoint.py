@@ -63,11 +63,11 @@ import importlib.util
 import subprocess
 import sys
 
-tools = ("jiwer", "pocketsphinx", "faster_whisper", "num2words", "resemblyzer")
-if not all(importlib.util.find_spec(name) for name in tools):
-    pip = [sys.executable, "-m", "pip", "install", "-q"]
-    subprocess.run([*pip, *(name.replace("_", "-") for name in tools[:-1])], check=True)
-    subprocess.run([*pip, "--no-deps", tools[-1]], check=True)
+from f5kit.install import install_missing
+
+print(install_missing(extras=("judge",)))
+if not importlib.util.find_spec("resemblyzer"):
+    subprocess.run([sys.executable, "-m", "pip", "install", "-q", "--no-deps", "resemblyzer"], check=True)
     importlib.invalidate_caches()
 
 # %% [markdown]
