@@ -166,15 +166,15 @@ class Voice:
         self,
         text: str,
         *,
-        first: float = FIRST_CHUNK,
+        first: float | None = FIRST_CHUNK,
         progress: bool | Callable[[int, int], None] = False,
         cancel: threading.Event | None = None,
         **settings,
     ) -> Iterator[Speech]:
         """Say a text of any length chunk by chunk, as `speak` does: the pieces' sounds in a row are the whole.
 
-        The first chunk is about `first` seconds long, so that sound starts early. Faults of the text and the settings
-        are raised at the first piece, before any work.
+        The first chunk is about `first` seconds long, so that sound starts early; with None, as long as the others.
+        Faults of the text and the settings are raised at the first piece, before any work.
         """
         yield from self._stream(text, first, progress, cancel, Settings.of(**settings))
 

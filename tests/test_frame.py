@@ -35,8 +35,9 @@ LAYERS = {
     4: "checkpoint summary reference tuning passes",
     5: "plan trainer inference convert probe vocab prepare backup",
     6: "evaluate judge card log panel script edit launch preflight studio",
-    7: "widgets hub routes",
-    8: "review serve",
+    7: "widgets hub service",
+    8: "review routes",
+    9: "serve",
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names.split()}
 # Modules that belong to a host or come with ipywidgets, and so are nobody's dependency; and bigvgan, which is installed
