@@ -74,7 +74,7 @@ endef
 
 $(STAMP): pyproject.toml constraints.txt
 	$(call environment,$(VENV))
-	$(PY) -m pip install -q -c constraints.txt -e ".[notebooks,log,pinyin,numbers,data,judge,dev]"
+	$(PY) -m pip install -q -c constraints.txt -e ".[notebooks,log,pinyin,numbers,data,judge,serve,dev]"
 	$(PY) -m pip install -q --no-deps $(shell grep '^resemblyzer==' constraints.txt)
 	@touch $@
 

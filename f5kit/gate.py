@@ -1,8 +1,8 @@
 """What stands before the server's answers: who may pass, how much may arrive and how slowly.
 
 `Gate` is plain ASGI: it looks at a request's head before anything is read, and hands its body on once that is whole.
-`patient_protocol` is uvicorn's, with an end to its patience. Nothing of a request is written down but what `record` gets:
-no address of a query, no key, no text.
+`patient_protocol` is uvicorn's, with an end to its patience. Nothing of a request is written down but what `record`
+gets: no query, no key, no text.
 """
 
 from __future__ import annotations
@@ -139,8 +139,7 @@ def _without_port(host: str) -> str:
 def patient_protocol(patience: float):
     """uvicorn's protocol for HTTP/1.1, which closes a connection whose request has not arrived whole within so many
     seconds, or whose client has taken nothing of its answer for as long. uvicorn by itself waits without end."""
-    import h11
-    from uvicorn.protocols.http.h11_impl import H11Protocol
+    from uvicorn.protocols.http.h11_impl import H11Protocol, h11
 
     class PatientProtocol(H11Protocol):
         _arriving = _leaving = None

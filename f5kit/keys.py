@@ -1,8 +1,8 @@
 """Who may speak, and how much: API keys, and the rates and quotas of each.
 
 A key is 256 random bits. The server knows its sha256 alone, which nobody can turn back: no slow hash is needed, for
-there is nothing to guess. Keys come as the secret F5KIT_API_KEYS, "name:sha256 name:sha256", from the environment or the
-secret store of Colab or Kaggle.
+there is nothing to guess. Keys come as the secret F5KIT_API_KEYS, "name:sha256 name:sha256", from the environment or
+the secret store of Colab or Kaggle.
 """
 
 from __future__ import annotations

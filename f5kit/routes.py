@@ -30,7 +30,7 @@ from f5kit.provenance import kit, model_name
 from f5kit.service import Service, Take, Unknown
 from f5kit.sounds import MEDIA_TYPES, Encoder, encode
 from f5kit.speech import Cancelled, Speech, join_speech
-from f5kit.studio import Busy, Job
+from f5kit.studio import Busy, Job, is_shortage
 
 FIRST = 2.0  # seconds of a stream's first chunk
 HIGHEST_RATE = 192_000  # Hz of an upload
@@ -100,7 +100,7 @@ def create_app(service: Service, own_names: bool) -> Callable:
 
 
 def _add_speaking(app: FastAPI, service: Service) -> None:
-    limits = service.limits
+    limits, usual_steps = service.limits, min(16, service.limits.steps)
     names = {"min_length": 1, "max_length": 64}
 
     @app.post("/tts", response_class=Response, responses=SOUND | REFUSALS | UNKNOWN_VOICE, summary="Say a text")
@@ -109,9 +109,9 @@ def _add_speaking(app: FastAPI, service: Service) -> None:
         gen_text: Annotated[str, Form(min_length=1, max_length=limits.text, examples=["Good evening."],
                                       description="What to say")],
         voice: Annotated[str | None, Form(**names, description="A name of GET /voices; by default the first")] = None,
-        reference: Annotated[UploadFile | None, File(description="A recording to continue in place of the voice's")] = None,
-        ref_text: Annotated[str | None, Form(max_length=1000, description="What is said in it; else it is transcribed")] = None,
-        nfe_step: Annotated[int, Form(ge=1, le=limits.steps, description="Steps of the solver")] = min(16, limits.steps),
+        reference: Annotated[UploadFile | None, File(description="A recording to continue, not the voice's")] = None,
+        ref_text: Annotated[str | None, Form(max_length=1000, description="Its words; else transcribed")] = None,
+        nfe_step: Annotated[int, Form(ge=1, le=limits.steps, description="Steps of the solver")] = usual_steps,
         cfg_strength: Annotated[float, Form(ge=0, le=10, allow_inf_nan=False, description="Guidance")] = 2.0,
         speed: Annotated[float, Form(ge=0.25, le=4, allow_inf_nan=False, description="2 takes half as long")] = 1.0,
         seed: Annotated[int, Form(ge=0, le=2**53 - 1)] = 0,
@@ -133,7 +133,7 @@ def _add_speaking(app: FastAPI, service: Service) -> None:
         speed=(float, Field(1.0, ge=0.25, le=4, allow_inf_nan=False)),
         stream_format=(Literal["audio", "sse"], "audio"),
         seed=(int, Field(0, ge=0, le=2**53 - 1, description="Beyond OpenAI's form")),
-        nfe_step=(int, Field(min(16, limits.steps), ge=1, le=limits.steps, description="Beyond OpenAI's form")),
+        nfe_step=(int, Field(usual_steps, ge=1, le=limits.steps, description="Beyond OpenAI's form")),
     )
 
     @app.post("/v1/audio/speech", response_class=Response, responses=_with_events() | REFUSALS | UNKNOWN_VOICE,
@@ -300,6 +300,8 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def broken(request, error):
+        if is_shortage(error):
+            return answer(503, "the memory was too short for this", {"retry-after": "5"})
         return answer(500, "a fault of this server; its log has more")
 
 

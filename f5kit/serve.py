@@ -4,7 +4,7 @@
     server.stop()
 
     python -m f5kit.serve --voice anna=runs/anna --voice starter=starter
-    python -m f5kit.serve --new-key phone                     # a key for another machine, and what the server needs of it
+    python -m f5kit.serve --new-key phone          # a key for another machine, and what the server needs of it
 
 Only this machine can call it. For any other address keys are needed (`keys`), and there belongs a proxy with TLS in
 front. Needs the extra `serve`.
@@ -96,7 +96,7 @@ def _build(voices, host: str, port: int, limits: Limits, keys: str | None, batch
     voices = voices if isinstance(voices, dict) else {"voice": voices}
     for name in voices or [""]:
         if not NAME.fullmatch(name):
-            raise UserError(f"a voice is called {name!r}; take up to 64 letters, digits, dots, dashes and underscores")
+            raise UserError(f"a voice is called {name!r}; give a name of letters, digits, dots, dashes, underscores")
     known = Keys(secret(SECRET) if keys is None else keys, limits)
     if host not in LOOPBACK and not known:
         raise UserError(f"{host} can be reached from other machines, and there are no keys: make one with "
@@ -131,13 +131,13 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{host}, port {port}, can't be had ({why}): choose another port, 0 for any free one") from None
+        raise UserError(f"{host}, port {port}, can't be had ({why}): choose another, 0 for a free one") from None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m f5kit.serve", description=__doc__.split("\n")[0])
     parser.add_argument("--voice", action="append", default=[], metavar="NAME=SOURCE",
-                        help="a run folder, checkpoint, export, preset or user/name of the Hub; can be repeated")  # fmt: skip
+                        help="a run folder, checkpoint, export, preset or user/name of the Hub; may be repeated")
     parser.add_argument("--host", default="127.0.0.1", help="with keys, another address than loopback")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--device", help="cuda, mps or cpu; by default the best")

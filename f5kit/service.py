@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import prometheus_client as prometheus
+from fastapi import Request
 
 from f5kit.inference import Voice
 from f5kit.keys import Keys, Limits

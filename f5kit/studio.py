@@ -6,8 +6,8 @@
                            ▼  │
                           device
 
-A speaker thread follows `Voice.stream` and waits wherever that needs the device. So callers share passes of the model, and
-each hears what the same seed says alone.
+A speaker thread follows `Voice.stream` and waits wherever that needs the device. So callers share passes of the model,
+and each hears what the same seed says alone.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class _Device:
         try:
             mels = iter(self._sample(group))
         except Exception as error:
-            if len(group) > 1 and _is_shortage(error):
+            if len(group) > 1 and is_shortage(error):
                 for one in group:
                     self._make([one])
                 return
@@ -285,7 +285,8 @@ def _settle(future: Future, function: Callable) -> None:
         future.set_exception(error)
 
 
-def _is_shortage(error: Exception) -> bool:
+def is_shortage(error: Exception) -> bool:
+    """Whether an error says that memory ran short."""
     try:
         return bool(shortage_of(error))
     except Exception:
