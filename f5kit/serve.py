@@ -15,7 +15,9 @@ from __future__ import annotations
 import argparse
 import logging
 import re
+import signal
 import socket
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -82,7 +84,7 @@ def serve(
     """Serve a voice (as "voice") or several by name, in a background thread; returns when it can be called.
 
     keys: "name:sha256 ...", by default the secret F5KIT_API_KEYS; without any, only loopback addresses are served. port
-    0 takes a free one. batch: requests that are spoken together, 8 on a GPU and 2 on a CPU by default. The log
+    0 takes a free one. batch: requests that are spoken together, by default 1 on a CPU and 8 on a GPU. The log
     "f5kit.serve" gets a line of JSON for each request, with texts only where `log_texts` says so.
     Raises UserError for a taken port, an address without keys, names that are none, and without the extra `serve`.
     """
@@ -116,7 +118,7 @@ def _build(voices, host: str, port: int, limits: Limits, keys: str | None, batch
 
 def _import_extra():
     try:
-        import multipart  # noqa: F401  (python-multipart, which forms need)
+        import python_multipart  # noqa: F401  (which forms need)
         import uvicorn
 
         from f5kit import gate, routes
@@ -167,12 +169,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         server.run(sockets=[sock])
 
 
-def _run_command() -> None:
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn stops in grace, then raises the signal once more
     try:
         main()
+    except KeyboardInterrupt:
+        sys.exit(0)
     except UserError as error:
-        raise SystemExit(f"{error}") from None
-
-
-if __name__ == "__main__":
-    _run_command()
+        sys.exit(str(error))

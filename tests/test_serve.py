@@ -1,0 +1,434 @@
+"""The server over real HTTP on loopback, with the embedded voice: every parameter, every format, callers together."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import av
+import httpx
+import numpy
+import pytest
+import soundfile
+import torch
+from openai import OpenAI
+from serving import QUICK, TEXT, alone, assert_same, heard, running, small_limits
+
+from f5kit.audio import import_torchaudio
+from f5kit.errors import UserError
+from f5kit.inference import Voice, demo_reference
+from f5kit.keys import Keys, Limits, Refused, new_key
+from f5kit.provenance import read_provenance
+from f5kit.serve import serve
+from f5kit.service import default_batch
+from f5kit.sounds import MEDIA_TYPES, Encoder, encode
+from f5kit.vocoder import VocosVocoder
+
+
+@pytest.fixture(scope="module")
+def voice(one_thread):
+    return Voice.load("starter")
+
+
+@pytest.fixture(scope="module")
+def other(voice):
+    return voice.refer_to(*demo_reference())
+
+
+@pytest.fixture(scope="module")
+def server(voice, other):
+    with running({"anna": voice, "tom": other}, limits=small_limits()) as (server, _):
+        yield server
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        yield client
+
+
+def say(client, text=TEXT, **fields):
+    fields = {name: str(value) for name, value in fields.items()}
+    return client.post("/tts", data={"gen_text": text, **QUICK, **fields})
+
+
+def figure(client, name: str) -> float:
+    """A figure of /metrics."""
+    lines = [line.split() for line in client.get("/metrics").text.splitlines() if line.startswith(name)]
+    return sum(float(value) for _, value in lines)
+
+
+# ---- /tts
+
+
+def test_a_sound_is_what_the_voice_says_alone(client, voice):
+    answer = say(client)
+    assert answer.status_code == 200 and answer.headers["content-type"] == "audio/wav"
+    assert_same(heard(answer.content), alone(voice))
+
+
+def test_every_parameter_reaches_the_voice(client, voice, other):
+    assert_same(heard(say(client, voice="tom").content), alone(other))
+    how = {"nfe_step": 2, "cfg_strength": 1.5, "speed": 1.25, "seed": 7}
+    expected = alone(voice, steps=2, cfg_strength=1.5, speed=1.25, seed=7)
+    answer = say(client, **how)
+    assert_same(heard(answer.content), expected)
+    assert answer.headers["x-seed"] == "7"
+    usual = alone(voice)
+    assert expected.shape != usual.shape and not torch.equal(alone(voice, seed=1), usual)
+
+
+def test_an_uploaded_reference_is_continued(client, voice):
+    path, words = demo_reference()
+    files = {"reference": ("../../evil.flac", path.read_bytes(), "audio/flac")}
+    answer = client.post("/tts", data={"gen_text": TEXT, **QUICK, "ref_text": words}, files=files)
+    assert answer.status_code == 200, answer.text
+    assert_same(heard(answer.content), alone(voice.refer_to(path, words)))
+
+
+def test_half_precision_is_a_choice(voice):
+    half = Voice(voice.model, voice.reference, voice.vocoder, "bf16", voice.pace)
+    with running(half, limits=small_limits()) as (_, client):
+        said = {flag: heard(say(client, use_fp16=flag).content) for flag in ("true", "false")}
+        assert client.get("/voices").json()["voices"][0]["precision"] == "bf16"
+    assert_same(said["false"], alone(voice))
+    assert_same(said["true"], alone(half))
+    assert not torch.allclose(said["true"], said["false"], atol=1e-3)
+
+
+def decoded_by_av(data: bytes) -> int:
+    """Samples that PyAV finds, at 24 kHz."""
+    with av.open(io.BytesIO(data)) as container:
+        track = container.streams.audio[0]
+        count = sum(frame.samples for frame in container.decode(track))
+    return round(count * 24_000 / track.rate)
+
+
+@pytest.mark.parametrize("stream", ["false", "true"])
+@pytest.mark.parametrize("form", MEDIA_TYPES)
+def test_every_format_is_read_by_others(client, tmp_path, form, stream):
+    answer = say(client, format=form, stream=stream)
+    assert answer.status_code == 200 and answer.headers["content-type"] == MEDIA_TYPES[form]
+    told = json.loads(answer.headers["x-provenance"])
+    assert told["generated"] is True and told["by"].startswith("f5kit ")
+    whole = heard(say(client).content)
+    if form == "pcm":
+        samples = torch.from_numpy(numpy.frombuffer(answer.content, "<i2").astype("float32") / 32768)
+        assert_same(samples, whole)
+        return
+    (tmp_path / "sound").write_bytes(answer.content)
+    assert read_provenance(tmp_path / "sound").model == told["model"]
+    samples = heard(answer.content)
+    most = 2 * 1152 if form == "mp3" else 0  # what an MP3 coder adds
+    assert abs(len(samples) - len(whole)) <= most and abs(decoded_by_av(answer.content) - len(whole)) <= most + 24
+    if form in ("wav", "flac"):
+        assert_same(samples, whole)
+    else:
+        assert float(samples.square().mean()) == pytest.approx(float(whole.square().mean()), rel=0.3)
+
+
+LONG = "It rained all night. In the morning the river was high. Nobody crossed it."
+
+
+def test_a_stream_comes_in_pieces_and_is_the_whole(client, voice):
+    arrived, data = [], b""
+    fields = {"gen_text": LONG, **QUICK, "format": "pcm", "stream": "true"}
+    with client.stream("POST", "/tts", data=fields) as answer:
+        assert answer.status_code == 200
+        for part in answer.iter_raw():
+            arrived.append(time.monotonic())
+            data += part
+    pieces = list(voice.stream(LONG, first=2.0, steps=1, cfg_strength=0.0))
+    assert len(pieces) > 1 and arrived[-1] - arrived[0] > 0.1
+    samples = torch.from_numpy(numpy.frombuffer(data, "<i2").astype("float32") / 32768)
+    assert_same(samples, torch.cat([piece.audio for piece in pieces]))
+
+
+def test_what_cannot_be_said_is_told_by_a_status(client):
+    told = {
+        422: [{"gen_text": "!?"}, {"gen_text": "Привет"}, {"gen_text": ""}, {"gen_text": "a" * 501}, {"speed": 9},
+              {"seed": -1}, {"format": "exe"}, {"nfe_step": 9}, {"cfg_strength": "nan"}, {"nfe_step": "many"}],
+        404: [{"voice": "nobody"}],
+    }  # fmt: skip
+    for status, cases in told.items():
+        for fields in cases:
+            answer = client.post("/tts", data={"gen_text": TEXT, **QUICK, **{k: str(v) for k, v in fields.items()}})
+            assert answer.status_code == status, (fields, answer.text)
+            error = answer.json()["error"]
+            assert error["message"] and error["type"] in ("invalid_request_error", "not_found_error")
+    assert client.get("/health").json()["status"] == "ok"
+
+
+# ---- OpenAI's form
+
+
+@pytest.fixture(scope="module")
+def openai(server):
+    with OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+QUICK_BODY = {"nfe_step": 1}
+
+
+def test_the_openai_client_speaks(openai, voice):
+    for form in ("wav", "mp3", "flac", "opus", "pcm"):
+        how = {"model": "tts-1", "voice": "anna", "input": TEXT, "response_format": form, "extra_body": QUICK_BODY}
+        data = openai.audio.speech.create(**how).content
+        if form == "wav":
+            assert_same(heard(data), alone(voice, cfg_strength=2.0))
+        assert form == "pcm" or decoded_by_av(data) > 5_000
+
+
+def test_the_openai_client_streams(openai, voice, tmp_path):
+    how = {"model": "tts-1", "voice": "anna", "input": LONG, "extra_body": QUICK_BODY}
+    with openai.audio.speech.with_streaming_response.create(response_format="wav", **how) as answer:
+        answer.stream_to_file(tmp_path / "speech.wav")
+    whole = torch.cat([p.audio for p in voice.stream(LONG, first=2.0, steps=1)])
+    assert_same(heard((tmp_path / "speech.wav").read_bytes()), whole)
+    with openai.audio.speech.with_streaming_response.create(
+        response_format="pcm", stream_format="sse", **how
+    ) as answer:
+        events = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: ")]
+    assert [e["type"] for e in events[:-1]] == ["speech.audio.delta"] * (len(events) - 1) and len(events) > 2
+    assert events[-1]["type"] == "speech.audio.done" and events[-1]["usage"]["input_tokens"] == len(LONG)
+    assert len(b"".join(base64.b64decode(e["audio"]) for e in events[:-1])) == 2 * len(whole)
+
+
+def test_the_openai_client_understands_our_errors(openai):
+    import openai as library
+
+    for error, how in {
+        library.NotFoundError: {"voice": "nobody", "input": TEXT},
+        library.UnprocessableEntityError: {"voice": "anna", "input": "!?"},
+    }.items():
+        with pytest.raises(error) as found:
+            openai.audio.speech.create(model="tts-1", **how)
+        assert found.value.body["message"]
+
+
+# ---- Callers together
+
+
+@pytest.fixture(scope="module")
+def small_vocos():
+    """Vocos' structure in small, with random weights."""
+    import_torchaudio()
+    from vocos.heads import ISTFTHead
+    from vocos.models import VocosBackbone
+
+    about = {
+        "feature_extractor": {"class_path": "vocos.feature_extractors.MelSpectrogramFeatures", "init_args": {
+            "sample_rate": 24_000, "n_fft": 1024, "hop_length": 256, "n_mels": 100, "padding": "center"}},
+        "backbone": {"class_path": "vocos.models.VocosBackbone", "init_args": {
+            "input_channels": 100, "dim": 32, "intermediate_dim": 64, "num_layers": 2}},
+        "head": {"class_path": "vocos.heads.ISTFTHead", "init_args": {
+            "dim": 32, "n_fft": 1024, "hop_length": 256, "padding": "center"}},
+    }  # fmt: skip
+    torch.manual_seed(0)
+    parts = {"backbone": VocosBackbone, "head": ISTFTHead}
+    made = {name: kind(**about[name]["init_args"]).state_dict() for name, kind in parts.items()}
+    return VocosVocoder(about, {f"{name}.{k}": t for name, state in made.items() for k, t in state.items()})
+
+
+def test_callers_share_passes_and_hear_what_they_hear_alone(voice, other, small_vocos):
+    voices = {n: Voice(v.model, v.reference, small_vocos) for n, v in {"anna": voice, "tom": other}.items()}
+    wanted = [(name, text, seed) for seed in (0, 1) for name in voices for text in (TEXT, "Is anybody there?")]
+    with running(voices, limits=small_limits(), batch=4) as (_, client), ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda one: say(client, one[1], voice=one[0], seed=one[2]), wanted))
+        made = {name: figure(client, f"f5kit_pieces_per_pass_{name}") for name in ("sum", "count")}
+    for (name, text, seed), answer in zip(wanted, answers, strict=True):
+        assert answer.status_code == 200
+        assert_same(heard(answer.content), alone(voices[name], text, seed=seed))
+    assert made["sum"] >= 8 and made["count"] <= 0.8 * made["sum"], made  # passes were shared
+
+
+def test_by_default_no_pass_is_shared_where_that_would_be_heard(voice, small_vocos):
+    assert default_batch([voice]) == default_batch([Voice(voice.model, voice.reference, small_vocos)]) == 1
+
+
+def test_a_full_queue_says_when_to_come_back(voice):
+    with running(voice, limits=small_limits(waiting=1), batch=1) as (_, client), ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda seed: say(client, seed=seed, nfe_step=4), range(8)))
+        by_status = {status: [a for a in answers if a.status_code == status] for status in (200, 429)}
+        assert len(by_status[200]) >= 2 and len(by_status[429]) >= 1 and sum(map(len, by_status.values())) == 8
+        assert all(1 <= int(answer.headers["retry-after"]) <= 60 for answer in by_status[429])
+        assert by_status[429][0].json()["error"]["type"] == "rate_limit_error"
+        assert say(client).status_code == 200
+
+
+def test_a_client_that_leaves_stops_its_speech(client):
+    began = figure(client, "f5kit_audio_seconds_total")
+    with pytest.raises(httpx.ReadTimeout):
+        fields = {"gen_text": LONG * 5, "nfe_step": "8"}
+        httpx.post(f"{client.base_url}/tts", data=fields, timeout=0.5)
+    deadline = time.monotonic() + 10
+    while client.get("/health").json()["speaking"] and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert client.get("/health").json()["speaking"] == 0, "half a minute of speech was made for nobody"
+    assert figure(client, "f5kit_audio_seconds_total") == began
+
+
+def test_stopping_lets_what_is_spoken_end(voice):
+    with running(voice, limits=small_limits(grace=20)) as (server, client), ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(say, client, nfe_step=4)
+        while not client.get("/health").json()["speaking"]:
+            time.sleep(0.01)
+        server.stop()
+        assert answer.result().status_code == 200 and not server.running
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(f"{server.url}/health")
+
+
+# ---- What it says of itself
+
+
+def test_voices_health_metrics_and_the_page(client, server):
+    assert [v["name"] for v in client.get("/voices").json()["voices"]] == ["anna", "tom"] == list(server.voices)
+    assert client.get("/health").json()["status"] == "ok"
+    say(client)
+    metrics = client.get("/metrics").text
+    for name in ("f5kit_requests_total", "f5kit_waiting", "f5kit_real_time_factor_sum", "f5kit_audio_seconds_total",
+                 "f5kit_first_sound_seconds_sum", "process_resident_memory_bytes"):  # fmt: skip
+        assert figure(client, name) >= 0 and name in metrics
+    assert figure(client, "process_resident_memory_bytes") > 1e8
+    schema = client.get("/openapi.json").json()
+    assert {"/tts", "/v1/audio/speech", "/voices", "/health", "/metrics"} <= schema["paths"].keys()
+    assert "Good evening." in json.dumps(schema["components"]["schemas"])  # the examples
+    assert client.get("/docs").status_code == 200
+
+
+def test_the_log_has_no_texts_unless_asked(voice, caplog):
+    for asked in (False, True):
+        caplog.clear()
+        how = {"limits": small_limits(), "log_texts": asked}
+        with caplog.at_level("INFO", "f5kit.serve"), running(voice, **how) as (_, client):
+            say(client, "Seven secret words.")
+        (line,) = [r.message for r in caplog.records if r.name == "f5kit.serve" and "/tts" in r.message]
+        entry = json.loads(line)
+        assert entry["status"] == 200 and entry["characters"] == 19 and entry["audio_seconds"] > 0.1
+        assert ("secret" in line) == asked
+
+
+# ---- Keys and limits
+
+
+def test_keys_are_hashed_and_known_again():
+    key, entry = new_key("phone")
+    assert key not in entry and len(entry.split(":")[1]) == 64
+    keys = Keys(f"{entry}, {new_key('other')[1]}", Limits())
+    assert (keys.owner(key), keys.owner(key + "x"), keys.owner(""), keys.owner(None)) == ("phone", None, None, None)
+    assert Keys("", Limits()).owner(None) == "local"
+    for wrong in (key, "phone", f"a b:{'0' * 64}"):
+        with pytest.raises(UserError, match="--new-key") as found:
+            Keys(wrong, Limits())
+        assert key not in str(found.value)
+    with pytest.raises(UserError, match="name of a key"):
+        new_key("a/b")
+
+
+def test_rates_and_quotas_belong_to_a_key():
+    now = [1_000_000.0]
+    limits = Limits(requests_per_minute=3, characters_per_day=100)
+    keys = Keys(f"{new_key('a')[1]} {new_key('b')[1]}", limits, clock=lambda: now[0])
+    for _ in range(3):
+        keys.count_request("a")
+    with pytest.raises(Refused, match="3 requests a minute") as found:
+        keys.count_request("a")
+    assert found.value.seconds == 20
+    keys.count_request("b")
+    now[0] += 20
+    keys.count_request("a")
+    keys.count_characters("a", 90)
+    with pytest.raises(Refused, match="10 are left for today") as found:
+        keys.count_characters("a", 11)
+    assert found.value.seconds == 86_400 - 1_000_020 % 86_400
+    keys.give_back("a", 5)
+    keys.count_characters("a", 15)
+    keys.count_characters("b", 100)
+    now[0] += 86_400
+    keys.count_characters("a", 100)
+
+
+def test_quotas_over_http(voice):
+    key, entry = new_key("phone")
+    limits = small_limits(requests_per_minute=4, characters_per_day=10)
+    with running(voice, limits=limits, keys=entry) as (_, client):
+        client.headers["authorization"] = f"Bearer {key}"
+        assert say(client, "!?").status_code == 422  # nothing spoken, nothing counted
+        assert say(client, "Hi there.").status_code == 200
+        spent = say(client, "Hi.")
+        assert spent.status_code == 429 and int(spent.headers["retry-after"]) > 0
+        assert client.get("/voices").status_code == 200
+        assert say(client, "H.").status_code in (200, 429)
+        assert "requests a minute" in say(client, "H.").json()["error"]["message"]
+
+
+def test_only_this_machine_without_keys(voice):
+    for host in ("0.0.0.0", "::", "192.0.2.1"):
+        with pytest.raises(UserError, match="there are no keys"):
+            serve(voice, host=host, port=0, keys="")
+    key, entry = new_key("phone")
+    with serve(voice, host="0.0.0.0", port=0, keys=entry, limits=small_limits()) as server:
+        port = server.url.rpartition(":")[2]
+        assert httpx.get(f"http://127.0.0.1:{port}/voices").status_code == 401
+        head = {"authorization": f"Bearer {key}"}
+        assert httpx.get(f"http://127.0.0.1:{port}/voices", headers=head).status_code == 200
+
+
+def test_faults_of_the_caller_of_serve(voice, server):
+    with pytest.raises(UserError, match="port .* can't be had"):
+        serve(voice, port=int(server.url.rpartition(":")[2]), keys="")
+    for name in ("../anna", "", "a b", ".hidden"):
+        with pytest.raises(UserError, match="a voice is called"):
+            serve({name: voice}, port=0, keys="")
+    with pytest.raises(UserError, match="limit text is 0"):
+        Limits(text=0)
+    with pytest.raises(UserError, match="format is 'exe'"):
+        Encoder("exe", 24_000, None)
+
+
+def test_the_command(tmp_path):
+    command = [sys.executable, "-m", "f5kit.serve"]
+    made = subprocess.run([*command, "--new-key", "phone"], capture_output=True, text=True, check=True).stdout
+    key, entry = (line.split()[-1] for line in made.splitlines())
+    assert Keys(entry, Limits()).owner(key) == "phone"
+    given = ["--voice", "anna=starter", "--port", "0"]
+    process = subprocess.Popen([*command, *given], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        address = process.stdout.readline().split(": ")[1].split(",")[0]
+        deadline = time.monotonic() + 60
+        with httpx.Client(base_url=address, timeout=60) as client:
+            assert say(client).status_code == 200 and time.monotonic() < deadline
+        process.terminate()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+
+
+def test_whole_files_equal_streamed_ones():
+    from f5kit.provenance import Provenance
+
+    audio = torch.sin(torch.arange(60_000) / 20) * 0.4
+    for form in ("wav", "flac", "pcm"):
+        live = Encoder(form, 24_000, Provenance(True, "data/x"), live=True)
+        parts = [live.write(part) for part in audio.split(7_000)] + [live.end()]
+        whole = encode(audio, 24_000, form, Provenance(True, "data/x"))
+        assert len(b"".join(parts)) == len(whole)
+        assert form == "flac" or sum(bool(part) for part in parts) > 5
+    with soundfile.SoundFile(io.BytesIO(encode(audio, 24_000, "wav", Provenance(True, "data/x")))) as file:
+        assert file.frames == 60_000
+
+
+def test_threads_end_with_the_server(voice):
+    before = set(threading.enumerate())
+    with running(voice, limits=small_limits()) as (_, client):
+        say(client)
+    left = {thread for thread in set(threading.enumerate()) - before if thread.is_alive()}
+    assert not left
