@@ -144,6 +144,10 @@ def patient_protocol(patience: float):
     class PatientProtocol(H11Protocol):
         _arriving = _leaving = None
 
+        def __init__(self, *given, **named) -> None:
+            super().__init__(*given, **named)
+            self.access_log = False  # uvicorn's would write queries down, and with them keys
+
         def connection_made(self, transport) -> None:
             super().connection_made(transport)
             self._arriving = self.loop.call_later(patience, self._give_up)

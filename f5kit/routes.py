@@ -17,7 +17,7 @@ import prometheus_client as prometheus
 from fastapi import FastAPI, File, Form, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 from starlette.exceptions import HTTPException
 
 from f5kit.audio import decode
@@ -76,7 +76,7 @@ UNKNOWN_VOICE = {404: {"model": Error, "description": "No voice has this name"}}
 SOUND = {200: {"description": "The speech, with where it comes from in the file and in X-Provenance",
                "content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in MEDIA_TYPES.values()}
                           }}  # fmt: skip
-EVENTS = {"text/event-stream": {"schema": {"type": "string"}}}
+EVENTS = {"text/event-stream": {"schema": {"type": "object", "properties": {"data": {"type": "string"}}}}}
 
 
 def create_app(service: Service, own_names: bool) -> Callable:
@@ -109,7 +109,8 @@ def _add_speaking(app: FastAPI, service: Service) -> None:
         gen_text: Annotated[str, Form(min_length=1, max_length=limits.text, examples=["Good evening."],
                                       description="What to say")],
         voice: Annotated[str | None, Form(**names, description="A name of GET /voices; by default the first")] = None,
-        reference: Annotated[UploadFile | None, File(description="A recording to continue, not the voice's")] = None,
+        reference: Annotated[UploadFile, File(json_schema_extra={"format": "binary"},
+                                              description="A recording to continue in place of the voice's")] = None,
         ref_text: Annotated[str | None, Form(max_length=1000, description="Its words; else transcribed")] = None,
         nfe_step: Annotated[int, Form(ge=1, le=limits.steps, description="Steps of the solver")] = usual_steps,
         cfg_strength: Annotated[float, Form(ge=0, le=10, allow_inf_nan=False, description="Guidance")] = 2.0,
@@ -125,7 +126,7 @@ def _add_speaking(app: FastAPI, service: Service) -> None:
         return await (_stream(take, format) if stream else _whole(take, format))
 
     spoken = create_model(
-        "SpeechRequest",
+        "SpeechRequest", __config__=ConfigDict(strict=True),  # else a seed of true would be 1
         input=(str, Field(min_length=1, max_length=limits.text, examples=["Good evening."])),
         voice=(str, Field(**names, examples=[next(iter(service.voices))])),
         model=(str, Field("f5kit", max_length=64, description="Of no effect: a voice has its own model")),
