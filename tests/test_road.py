@@ -33,6 +33,7 @@ NAMES = [
     "04_choose_checkpoint",
     "05_speak",
     "06_publish",
+    "07_serve",
 ]
 
 
@@ -53,9 +54,9 @@ def result(workspace: Path) -> dict:
 def walked(recordings, tmp_path_factory):
     """A workspace after the whole road on 14 clips, and what was printed on the way."""
     workspace = tmp_path_factory.mktemp("road") / "workspace"
-    about = {"source": recordings, "consent": "Public domain", **JUDGED, **SHORT}
+    about = {"source": recordings, "consent": "Public domain", "nfe_step": 4, **JUDGED, **SHORT}
     # 02 and 03 do not share a run folder, so they go one after the other
-    done = road(workspace, "--only", "00,01,02,04,05,06", **about)
+    done = road(workspace, "--only", "00,01,02,04,05,06,07", **about)
     assert done.returncode == 0, done.stderr + done.stdout[-2000:]
     other = road(workspace, "--only", "03", run_name="other", base_model="tiny", updates=2)
     assert other.returncode == 0, other.stderr

@@ -252,7 +252,8 @@ def test_long_texts(client, length):
 
 WRONG = {
     "none": None, "empty": "Bearer", "stranger's": f"Bearer {OTHER_KEY}", "cut": f"Bearer {KEY[:-1]}",
-    "longer": f"Bearer {KEY}x", "no ASCII": "Bearer é", "basic": f"Basic {KEY}", "hash": f"Bearer {ENTRY.split(':')[1]}",
+    "longer": f"Bearer {KEY}x", "no ASCII": "Bearer é", "basic": f"Basic {KEY}",
+    "hash": f"Bearer {ENTRY.split(':')[1]}",
 }  # fmt: skip
 
 
