@@ -20,11 +20,14 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from f5kit.errors import UserError
 from f5kit.host import secret
-from f5kit.inference import Voice
 from f5kit.keys import SECRET, Keys, Limits, new_key
+
+if TYPE_CHECKING:
+    from f5kit.inference import Voice
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -156,6 +159,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         key, entry = new_key(given.new_key)
         print(f"for its owner, shown only now:  {key}\nadd to {SECRET}:       {entry}")
         return
+    from f5kit.inference import Voice  # not for a key alone: it brings torch
+
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     limits = Limits(**{name: getattr(given, name) for name in kinds})
     pairs = [entry.partition("=") for entry in given.voice]
