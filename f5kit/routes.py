@@ -23,7 +23,7 @@ from starlette.exceptions import HTTPException
 from f5kit.audio import decode
 from f5kit.errors import UserError
 from f5kit.gate import Gate, error_body
-from f5kit.inference import Voice
+from f5kit.inference import FIRST_CHUNK, Voice
 from f5kit.keys import Limits, Refused
 from f5kit.media import AUDIO_SUFFIXES, open_sound
 from f5kit.provenance import kit, model_name
@@ -32,7 +32,6 @@ from f5kit.sounds import MEDIA_TYPES, Encoder, encode
 from f5kit.speech import Cancelled, Speech, join_speech
 from f5kit.studio import Busy, Job, is_shortage
 
-FIRST = 2.0  # seconds of a stream's first chunk
 HIGHEST_RATE = 192_000  # Hz of an upload
 
 
@@ -159,7 +158,7 @@ def _begin(service: Service, request: Request, name, text, settings, recording, 
         return chosen
 
     request.scope["entry"]["voice"] = name or next(iter(service.voices))
-    job = Job(ready, text, settings, tell=print, first=FIRST if live else None, cancel=threading.Event())
+    job = Job(ready, text, settings, tell=print, first=FIRST_CHUNK if live else None, cancel=threading.Event())
     try:
         return Take(service, request, job, service.studio(voice))
     except (Busy, Refused) as error:

@@ -144,7 +144,7 @@ def test_a_stream_comes_in_pieces_and_is_the_whole(client, voice):
         for part in answer.iter_raw():
             arrived.append(time.monotonic())
             data += part
-    pieces = list(voice.stream(LONG, first=2.0, steps=1, cfg_strength=0.0))
+    pieces = list(voice.stream(LONG, steps=1, cfg_strength=0.0))
     assert len(pieces) > 1 and arrived[-1] - arrived[0] > 0.1
     samples = torch.from_numpy(numpy.frombuffer(data, "<i2").astype("float32") / 32768)
     assert_same(samples, torch.cat([piece.audio for piece in pieces]))
@@ -190,7 +190,7 @@ def test_the_openai_client_streams(openai, voice, tmp_path):
     how = {"model": "tts-1", "voice": "anna", "input": LONG, "extra_body": QUICK_BODY}
     with openai.audio.speech.with_streaming_response.create(response_format="wav", **how) as answer:
         answer.stream_to_file(tmp_path / "speech.wav")
-    whole = torch.cat([p.audio for p in voice.stream(LONG, first=2.0, steps=1)])
+    whole = torch.cat([p.audio for p in voice.stream(LONG, steps=1)])
     assert_same(heard((tmp_path / "speech.wav").read_bytes()), whole)
     with openai.audio.speech.with_streaming_response.create(
         response_format="pcm", stream_format="sse", **how
