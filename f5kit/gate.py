@@ -67,6 +67,8 @@ class Gate:
         except Gone:
             entry["status"] = 499  # nobody is there to be answered
         finally:
+            if entry.pop("left", False):
+                entry["status"] = 499
             self.record({**entry, "seconds": round(time.monotonic() - started, 4)})
 
     def _pass(self, scope) -> str | None:

@@ -83,7 +83,6 @@ def create_app(service: Service, own_names: bool) -> Callable:
 
     @asynccontextmanager
     async def lifespan(app):
-        await asyncio.to_thread(service.start)
         yield
         await asyncio.to_thread(service.stop)
 
@@ -120,7 +119,9 @@ def _add_speaking(app: FastAPI, service: Service) -> None:
         stream: Annotated[bool, Form(description="Send each chunk as soon as it is made; FLAC comes whole")] = False,
     ):  # fmt: skip
         settings = {"steps": nfe_step, "cfg_strength": cfg_strength, "speed": speed, "seed": seed}
-        upload = None if reference is None or not reference.filename else await read_upload(reference, limits)
+        upload = await read_upload(reference, limits) if reference and reference.filename else None
+        if ref_text and not upload:
+            raise UserError("ref_text is the words of an uploaded reference, and there is none: send both, or neither")
         take = _begin(service, request, voice, gen_text, settings, (upload, ref_text), use_fp16, stream)
         return await (_stream(take, format) if stream else _whole(take, format))
 

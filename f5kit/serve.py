@@ -109,6 +109,12 @@ def _build(voices, host: str, port: int, limits: Limits, keys: str | None, batch
                         "or serve 127.0.0.1")  # fmt: skip
     sock = _listen(host, port)
     service = routes.Service(voices, known, limits, batch, log_texts)
+    try:
+        service.start()
+    except BaseException:
+        service.stop()
+        sock.close()
+        raise
     config = uvicorn.Config(
         routes.create_app(service, own_names=not known), http=gate.patient_protocol(limits.arrival), ws="none",
         lifespan="on", access_log=False, log_config=None, server_header=False, proxy_headers=False,

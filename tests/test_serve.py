@@ -153,7 +153,8 @@ def test_a_stream_comes_in_pieces_and_is_the_whole(client, voice):
 def test_what_cannot_be_said_is_told_by_a_status(client):
     told = {
         422: [{"gen_text": "!?"}, {"gen_text": "Привет"}, {"gen_text": ""}, {"gen_text": "a" * 501}, {"speed": 9},
-              {"seed": -1}, {"format": "exe"}, {"nfe_step": 9}, {"cfg_strength": "nan"}, {"nfe_step": "many"}],
+              {"seed": -1}, {"format": "exe"}, {"nfe_step": 9}, {"cfg_strength": "nan"}, {"nfe_step": "many"},
+              {"ref_text": "Words without a reference."}],
         404: [{"voice": "nobody"}],
     }  # fmt: skip
     for status, cases in told.items():
@@ -273,6 +274,7 @@ def test_a_client_that_leaves_stops_its_speech(client):
         time.sleep(0.05)
     assert client.get("/health").json()["speaking"] == 0, "half a minute of speech was made for nobody"
     assert figure(client, "f5kit_audio_seconds_total") == began
+    assert figure(client, 'f5kit_requests_total{path="/tts",status="499"}') == 1
 
 
 def test_stopping_lets_what_is_spoken_end(voice):

@@ -43,7 +43,7 @@ def log():
     class Keep(logging.Handler):
         def emit(self, record):
             if not record.name.startswith("http"):  # the client's own
-                lines.append(record.getMessage() + str(record.exc_info or ""))
+                lines.append(record.getMessage() + ("Traceback" if record.exc_info else ""))
 
     handler, root = Keep(), logging.getLogger()
     level = root.level
