@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import queue
 import subprocess
 import sys
 import threading
@@ -28,6 +29,8 @@ from f5kit.provenance import read_provenance
 from f5kit.serve import serve
 from f5kit.service import default_batch
 from f5kit.sounds import MEDIA_TYPES, Encoder, encode
+from f5kit.speech import Cancelled
+from f5kit.studio import Busy, Job, Studio
 from f5kit.vocoder import GriffinLim, VocosVocoder
 
 
@@ -456,3 +459,62 @@ def test_the_contract_holds_for_schemathesis(tmp_path):
         assert figure(client, 'f5kit_requests_total{path="/tts",status="200"}') > 5
         assert figure(client, 'f5kit_requests_total{path="/v1/audio/speech",status="200"}') > 5
         assert 'status="5' not in client.get("/metrics").text
+
+
+class BreakingVocoder:
+    """A vocoder that fails as it is told to, and otherwise is another one."""
+
+    name = "breaking"
+
+    def __init__(self, vocoder):
+        self.vocoder, self.fault = vocoder, None
+
+    def decode(self, mel):
+        if self.fault:
+            raise self.fault
+        return self.vocoder.decode(mel)
+
+
+def test_faults_of_ours_are_told_without_details(voice, caplog):
+    vocoder = BreakingVocoder(voice.vocoder)
+    broken = Voice(voice.model, voice.reference, vocoder)
+    with running(broken, limits=small_limits()) as (_, client):
+        vocoder.fault = RuntimeError("inner secret of /home/somebody")
+        answer = say(client)
+        assert answer.status_code == 500 and "secret" not in answer.text and "home" not in answer.text
+        assert answer.json()["error"]["type"] == "server_error"
+        deadline = time.monotonic() + 5
+        while "inner secret" not in caplog.text:  # the log gets it after the caller
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        vocoder.fault = torch.cuda.OutOfMemoryError("CUDA out of memory")
+        answer = say(client)
+        assert answer.status_code == 503 and answer.headers["retry-after"] == "5" and "CUDA" not in answer.text
+        vocoder.fault = None
+        assert_same(heard(say(client).content), alone(broken))
+
+
+def test_who_leaves_a_shared_pass_harms_nobody(voice, small_vocos):
+    fast = Voice(voice.model, voice.reference, small_vocos)
+    passes, heard_by = [], {name: queue.Queue() for name in "abc"}
+    studio = Studio(batch=3, waiting=3, observe=passes.append)
+    try:
+        jobs = {
+            name: Job(lambda: fast, TEXT, {"steps": 12, "cfg_strength": 0.0, "seed": seed}, heard_by[name].put)
+            for seed, name in enumerate("abc")
+        }
+        for number, job in enumerate(jobs.values()):
+            studio.submit(job)
+            while number == 0 and not passes:  # it goes alone, and the others wait for its end
+                time.sleep(0.001)
+        while len(passes) < 2:
+            time.sleep(0.001)
+        jobs["b"].cancel.set()
+        told = {name: heard_by[name].get(timeout=60) for name in "abc"}
+    finally:
+        studio.stop()
+    assert passes == [1, 2] and isinstance(told["b"], Cancelled)
+    for seed, name in ((0, "a"), (2, "c")):
+        assert_same(told[name].audio, alone(fast, steps=12, seed=seed))
+    with pytest.raises(Busy, match="stopping"):
+        studio.submit(jobs["a"])
