@@ -1,4 +1,4 @@
-"""Where requests are spoken: a bounded queue, and one thread for each device that alone uses its models.
+"""Where requests are spoken: a bounded queue, and one thread for each device that makes all mels and sounds.
 
     submit ──queue──▶ speaker threads ──pieces of speech──▶ tell
                            │  ▲
@@ -6,8 +6,9 @@
                            ▼  │
                           device
 
-A speaker thread follows `Voice.stream` and waits wherever that needs the device. So callers share passes of the model,
-and each hears what the same seed says alone.
+A speaker thread follows `Voice.stream` and waits wherever that makes a mel or a sound. So callers share passes of the
+model, and each hears what the same seed says alone. What is small stays in its own thread: reading a reference, asking
+the model how long letters last, and the rare second try in fp32.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Studio:
         self.shared(voice).warm_up(seconds=1.0, steps=1)
 
     def shared(self, voice: Voice, precision: str | None = None) -> Voice:
-        """The same voice with its model and vocoder used by the device's thread alone."""
+        """The same voice, whose mels and sounds the device's thread makes."""
         precision = precision or voice.precision
         vocoder = _SharedVocoder(voice.vocoder, self._device)
         shared = Voice(voice.model, voice.reference, vocoder, precision, voice.pace)
@@ -169,7 +170,7 @@ class _Pass:
 
 
 class _Device:
-    """The thread that uses models and vocoders, and what it was asked for."""
+    """The thread that makes mels and sounds, and what it was asked for."""
 
     def __init__(self, batch: int, observe: Callable[[int], None]):
         self.batch, self.observe = batch, observe
