@@ -89,7 +89,7 @@ class Studio:
                 raise Busy("the server is stopping", 5)
             self._jobs.put_nowait(job)
         except queue.Full:
-            seconds = int(min(60, 1 + self._usual * (self.waiting + 1) / self.batch / 4))
+            seconds = min(60, 1 + int(self._usual / self.batch))  # until the next one has room
             raise Busy(f"{self.waiting} requests are waiting already", seconds) from None
 
     def prepare(self, voice: Voice) -> None:

@@ -44,3 +44,14 @@ def assert_same(heard: torch.Tensor, expected: torch.Tensor) -> None:
     """To 1e-4: half a step of 16 bits is 1.5e-5."""
     assert heard.shape == expected.shape
     assert float((heard - expected.clamp(-1, 1)).abs().max()) < 1e-4
+
+
+def say(client, text=TEXT, **fields):
+    fields = {name: str(value) for name, value in fields.items()}
+    return client.post("/tts", data={"gen_text": text, **QUICK, **fields})
+
+
+def figure(client, name: str) -> float:
+    """A figure of /metrics."""
+    lines = [line.split() for line in client.get("/metrics").text.splitlines() if line.startswith(name)]
+    return sum(float(value) for _, value in lines)

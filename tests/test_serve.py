@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import json
-import queue
 import subprocess
 import sys
 import threading
@@ -16,22 +15,15 @@ import av
 import httpx
 import numpy
 import pytest
-import soundfile
 import torch
 from openai import OpenAI
-from serving import QUICK, TEXT, alone, assert_same, heard, running, small_limits
+from serving import QUICK, TEXT, alone, assert_same, figure, heard, running, say, small_limits
 
-from f5kit.audio import import_torchaudio
-from f5kit.errors import UserError
 from f5kit.inference import Voice, demo_reference
-from f5kit.keys import Keys, Limits, Refused, new_key
+from f5kit.keys import new_key
 from f5kit.provenance import read_provenance
-from f5kit.serve import serve
-from f5kit.service import default_batch
-from f5kit.sounds import MEDIA_TYPES, Encoder, encode
-from f5kit.speech import Cancelled
-from f5kit.studio import Busy, Job, Studio
-from f5kit.vocoder import GriffinLim, VocosVocoder
+from f5kit.sounds import MEDIA_TYPES
+from f5kit.vocoder import GriffinLim
 
 
 @pytest.fixture(scope="module")
@@ -54,17 +46,6 @@ def server(voice, other):
 def client(server):
     with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
-
-
-def say(client, text=TEXT, **fields):
-    fields = {name: str(value) for name, value in fields.items()}
-    return client.post("/tts", data={"gen_text": text, **QUICK, **fields})
-
-
-def figure(client, name: str) -> float:
-    """A figure of /metrics."""
-    lines = [line.split() for line in client.get("/metrics").text.splitlines() if line.startswith(name)]
-    return sum(float(value) for _, value in lines)
 
 
 # ---- /tts
@@ -220,43 +201,6 @@ def test_the_openai_client_understands_our_errors(openai):
 # ---- Callers together
 
 
-@pytest.fixture(scope="module")
-def small_vocos():
-    """Vocos' structure in small, with random weights."""
-    import_torchaudio()
-    from vocos.heads import ISTFTHead
-    from vocos.models import VocosBackbone
-
-    about = {
-        "feature_extractor": {"class_path": "vocos.feature_extractors.MelSpectrogramFeatures", "init_args": {
-            "sample_rate": 24_000, "n_fft": 1024, "hop_length": 256, "n_mels": 100, "padding": "center"}},
-        "backbone": {"class_path": "vocos.models.VocosBackbone", "init_args": {
-            "input_channels": 100, "dim": 32, "intermediate_dim": 64, "num_layers": 2}},
-        "head": {"class_path": "vocos.heads.ISTFTHead", "init_args": {
-            "dim": 32, "n_fft": 1024, "hop_length": 256, "padding": "center"}},
-    }  # fmt: skip
-    torch.manual_seed(0)
-    parts = {"backbone": VocosBackbone, "head": ISTFTHead}
-    made = {name: kind(**about[name]["init_args"]).state_dict() for name, kind in parts.items()}
-    return VocosVocoder(about, {f"{name}.{k}": t for name, state in made.items() for k, t in state.items()})
-
-
-def test_callers_share_passes_and_hear_what_they_hear_alone(voice, other, small_vocos):
-    voices = {n: Voice(v.model, v.reference, small_vocos) for n, v in {"anna": voice, "tom": other}.items()}
-    wanted = [(name, text, seed) for seed in (0, 1) for name in voices for text in (TEXT, "Is anybody there?")]
-    with running(voices, limits=small_limits(), batch=4) as (_, client), ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda one: say(client, one[1], voice=one[0], seed=one[2]), wanted))
-        made = {name: figure(client, f"f5kit_pieces_per_pass_{name}") for name in ("sum", "count")}
-    for (name, text, seed), answer in zip(wanted, answers, strict=True):
-        assert answer.status_code == 200
-        assert_same(heard(answer.content), alone(voices[name], text, seed=seed))
-    assert made["sum"] >= 8 and made["count"] <= 0.8 * made["sum"], made  # passes were shared
-
-
-def test_by_default_no_pass_is_shared_where_that_would_be_heard(voice, small_vocos):
-    assert default_batch([voice]) == default_batch([Voice(voice.model, voice.reference, small_vocos)]) == 1
-
-
 def test_a_full_queue_says_when_to_come_back(voice):
     with running(voice, limits=small_limits(waiting=1), batch=1) as (_, client), ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda seed: say(client, seed=seed, nfe_step=4), range(8)))
@@ -321,116 +265,6 @@ def test_the_log_has_no_texts_unless_asked(voice, caplog):
         assert ("secret" in line) == asked
 
 
-# ---- Keys and limits
-
-
-def test_keys_are_hashed_and_known_again():
-    key, entry = new_key("phone")
-    assert key not in entry and len(entry.split(":")[1]) == 64
-    keys = Keys(f"{entry}, {new_key('other')[1]}", Limits())
-    assert (keys.owner(key), keys.owner(key + "x"), keys.owner(""), keys.owner(None)) == ("phone", None, None, None)
-    assert Keys("", Limits()).owner(None) == "local"
-    for wrong in (key, "phone", f"a b:{'0' * 64}"):
-        with pytest.raises(UserError, match="--new-key") as found:
-            Keys(wrong, Limits())
-        assert key not in str(found.value)
-    with pytest.raises(UserError, match="name of a key"):
-        new_key("a/b")
-
-
-def test_rates_and_quotas_belong_to_a_key():
-    now = [1_000_000.0]
-    limits = Limits(requests_per_minute=3, characters_per_day=100)
-    keys = Keys(f"{new_key('a')[1]} {new_key('b')[1]}", limits, clock=lambda: now[0])
-    for _ in range(3):
-        keys.count_request("a")
-    with pytest.raises(Refused, match="3 requests a minute") as found:
-        keys.count_request("a")
-    assert found.value.seconds == 20
-    keys.count_request("b")
-    now[0] += 20
-    keys.count_request("a")
-    keys.count_characters("a", 90)
-    with pytest.raises(Refused, match="10 are left for today") as found:
-        keys.count_characters("a", 11)
-    assert found.value.seconds == 86_400 - 1_000_020 % 86_400
-    keys.give_back("a", 5)
-    keys.count_characters("a", 15)
-    keys.count_characters("b", 100)
-    now[0] += 86_400
-    keys.count_characters("a", 100)
-
-
-def test_quotas_over_http(voice):
-    key, entry = new_key("phone")
-    limits = small_limits(requests_per_minute=4, characters_per_day=10)
-    with running(voice, limits=limits, keys=entry) as (_, client):
-        client.headers["authorization"] = f"Bearer {key}"
-        assert say(client, "!?").status_code == 422  # nothing spoken, nothing counted
-        assert say(client, "Hi there.").status_code == 200
-        spent = say(client, "Hi.")
-        assert spent.status_code == 429 and int(spent.headers["retry-after"]) > 0
-        assert client.get("/voices").status_code == 200
-        assert say(client, "H.").status_code in (200, 429)
-        assert "requests a minute" in say(client, "H.").json()["error"]["message"]
-
-
-def test_only_this_machine_without_keys(voice):
-    for host in ("0.0.0.0", "::", "192.0.2.1"):
-        with pytest.raises(UserError, match="there are no keys"):
-            serve(voice, host=host, port=0, keys="")
-    key, entry = new_key("phone")
-    with serve(voice, host="0.0.0.0", port=0, keys=entry, limits=small_limits()) as server:
-        port = server.url.rpartition(":")[2]
-        assert httpx.get(f"http://127.0.0.1:{port}/voices").status_code == 401
-        head = {"authorization": f"Bearer {key}"}
-        assert httpx.get(f"http://127.0.0.1:{port}/voices", headers=head).status_code == 200
-
-
-def test_faults_of_the_caller_of_serve(voice, server):
-    with pytest.raises(UserError, match="port .* can't be had"):
-        serve(voice, port=int(server.url.rpartition(":")[2]), keys="")
-    for name in ("../anna", "", "a b", ".hidden"):
-        with pytest.raises(UserError, match="a voice is called"):
-            serve({name: voice}, port=0, keys="")
-    with pytest.raises(UserError, match="limit text is 0"):
-        Limits(text=0)
-    with pytest.raises(UserError, match="format is 'exe'"):
-        Encoder("exe", 24_000, None)
-
-
-def test_the_command(tmp_path):
-    command = [sys.executable, "-m", "f5kit.serve"]
-    made = subprocess.run([*command, "--new-key", "phone"], capture_output=True, text=True, check=True).stdout
-    key, entry = (line.split()[-1] for line in made.splitlines())
-    assert Keys(entry, Limits()).owner(key) == "phone"
-    given = ["--voice", "anna=starter", "--port", "0"]
-    process = subprocess.Popen([*command, *given], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        address = process.stdout.readline().split(": ")[1].split(",")[0]
-        deadline = time.monotonic() + 60
-        with httpx.Client(base_url=address, timeout=60) as client:
-            assert say(client).status_code == 200 and time.monotonic() < deadline
-        process.terminate()
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-
-
-def test_whole_files_equal_streamed_ones():
-    from f5kit.provenance import Provenance
-
-    audio = torch.sin(torch.arange(60_000) / 20) * 0.4
-    for form in ("wav", "flac", "pcm"):
-        live = Encoder(form, 24_000, Provenance(True, "data/x"), live=True)
-        parts = [live.write(part) for part in audio.split(7_000)] + [live.end()]
-        whole = encode(audio, 24_000, form, Provenance(True, "data/x"))
-        assert len(b"".join(parts)) == len(whole)
-        assert form == "flac" or sum(bool(part) for part in parts) > 5
-    with soundfile.SoundFile(io.BytesIO(encode(audio, 24_000, "wav", Provenance(True, "data/x")))) as file:
-        assert file.frames == 60_000
-
-
 def test_threads_end_with_the_server(voice):
     before = set(threading.enumerate())
     with running(voice, limits=small_limits()) as (_, client):
@@ -492,29 +326,3 @@ def test_faults_of_ours_are_told_without_details(voice, caplog):
         assert answer.status_code == 503 and answer.headers["retry-after"] == "5" and "CUDA" not in answer.text
         vocoder.fault = None
         assert_same(heard(say(client).content), alone(broken))
-
-
-def test_who_leaves_a_shared_pass_harms_nobody(voice, small_vocos):
-    fast = Voice(voice.model, voice.reference, small_vocos)
-    passes, heard_by = [], {name: queue.Queue() for name in "abc"}
-    studio = Studio(batch=3, waiting=3, observe=passes.append)
-    try:
-        jobs = {
-            name: Job(lambda: fast, TEXT, {"steps": 12, "cfg_strength": 0.0, "seed": seed}, heard_by[name].put)
-            for seed, name in enumerate("abc")
-        }
-        for number, job in enumerate(jobs.values()):
-            studio.submit(job)
-            while number == 0 and not passes:  # it goes alone, and the others wait for its end
-                time.sleep(0.001)
-        while len(passes) < 2:
-            time.sleep(0.001)
-        jobs["b"].cancel.set()
-        told = {name: heard_by[name].get(timeout=60) for name in "abc"}
-    finally:
-        studio.stop()
-    assert passes == [1, 2] and isinstance(told["b"], Cancelled)
-    for seed, name in ((0, "a"), (2, "c")):
-        assert_same(told[name].audio, alone(fast, steps=12, seed=seed))
-    with pytest.raises(Busy, match="stopping"):
-        studio.submit(jobs["a"])
