@@ -22,7 +22,7 @@ help:
 	@echo "make test       lint, unit tests, every notebook"
 	@echo "make faults     broken inputs, kills, full disks, rotten bits and worse; one line a kind"
 	@echo "make parity     compare live with the f5-tts package"
-	@echo "make bench      speaking beside upstream's pipeline; writes benchmarks/results/"
+	@echo "make bench      speaking and serving beside upstream's; writes benchmarks/results/"
 	@echo "make hosts      the notebooks in copies of Colab's and Kaggle's versions, and from a wheel"
 	@echo "make notebooks  write notebooks/*.ipynb from notebooks/source/"
 	@echo "make lint       ruff on code and notebooks"
@@ -48,6 +48,7 @@ parity: $(PARITY)/.installed
 bench: $(PARITY)/.installed $(STAMP)
 	$(PARITY)/bin/python benchmarks/speak.py
 	$(PY) benchmarks/speak.py --words
+	$(PARITY)/bin/python benchmarks/serve.py
 
 hosts: $(STAMP)
 	$(PY) -m pytest -m hosts tests/test_hosts.py tests/test_wheel.py
@@ -74,13 +75,13 @@ endef
 
 $(STAMP): pyproject.toml constraints.txt
 	$(call environment,$(VENV))
-	$(PY) -m pip install -q -c constraints.txt -e ".[notebooks,log,pinyin,numbers,data,judge,dev]"
+	$(PY) -m pip install -q -c constraints.txt -e ".[notebooks,log,pinyin,numbers,data,judge,serve,dev]"
 	$(PY) -m pip install -q --no-deps $(shell grep '^resemblyzer==' constraints.txt)
 	@touch $@
 
 # f5-tts and bigvgan without their dependencies (gradio, torchcodec, pesq and their trees): the models need few of them.
 $(PARITY)/.installed: pyproject.toml constraints.txt tests/parity/requirements.txt
 	$(call environment,$(PARITY))
-	$(PARITY)/bin/python -m pip install -q -c constraints.txt -e ".[data]" -r tests/parity/requirements.txt
+	$(PARITY)/bin/python -m pip install -q -c constraints.txt -e ".[data,serve]" -r tests/parity/requirements.txt
 	$(PARITY)/bin/python -m pip install -q --no-deps f5-tts==1.1.22 bigvgan==2.4.1
 	@touch $@

@@ -25,6 +25,7 @@ from f5kit.durations import SHORTEST, Pace, dataset_pace, usual_seconds
 from f5kit.errors import UserError
 from f5kit.host import detect_host
 from f5kit.joining import LEAK, Joiner, cross_fade, leak, match_level, shorten_silences, speech_level
+from f5kit.passes import Wanted, make_mels
 from f5kit.provenance import model_name
 from f5kit.reference import LONGEST_REFERENCE, Reference, read_reference
 from f5kit.speech import LONGEST_TEXT, Cancelled, Chunk, Progress, Settings, Speech, join_speech
@@ -75,6 +76,7 @@ class Voice:
         self.model, self.reference, self.vocoder = model, reference, vocoder
         self.precision, self.pace = precision, pace or Pace()
         self.recogniser = None  # a Recogniser for `best_of`; loaded when it is first needed
+        self.make_mels = make_mels  # a server puts its queue here, where callers share passes
 
     @classmethod
     def load(
@@ -164,15 +166,15 @@ class Voice:
         self,
         text: str,
         *,
-        first: float = FIRST_CHUNK,
+        first: float | None = FIRST_CHUNK,
         progress: bool | Callable[[int, int], None] = False,
         cancel: threading.Event | None = None,
         **settings,
     ) -> Iterator[Speech]:
         """Say a text of any length chunk by chunk, as `speak` does: the pieces' sounds in a row are the whole.
 
-        The first chunk is about `first` seconds long, so that sound starts early. Faults of the text and the settings
-        are raised at the first piece, before any work.
+        The first chunk is about `first` seconds long, so that sound starts early; with None, as long as the others.
+        Faults of the text and the settings are raised at the first piece, before any work.
         """
         yield from self._stream(text, first, progress, cancel, Settings.of(**settings))
 
@@ -323,21 +325,16 @@ class Voice:
                 )
         return takes
 
-    @torch.no_grad()
     def _sample(self, parts: list[_Part], seeds: list[int], settings: Settings, counter: Progress) -> list[Tensor]:
         """The mel of each part, (n, d), without the reference."""
-        reference = self.reference.mel.to(self.model.device)
-        tokens = [self.model.tokenizer.encode(f"{self.reference.text} {part.spoken}") for part in parts]
-        totals = [max(len(reference) + p.frames, len(t) + 1) for p, t in zip(parts, tokens, strict=True)]
-        cond = reference[None].expand(len(parts), -1, -1)
-        spreads = [self._spread(p.spoken, total - len(reference)) for p, total in zip(parts, totals, strict=True)]
+        reference, wanted = self.reference.mel.to(self.model.device), []
+        for part, seed in zip(parts, seeds, strict=True):
+            tokens = self.model.tokenizer.encode(f"{self.reference.text} {part.spoken}")
+            total = max(len(reference) + part.frames, len(tokens) + 1)
+            lengths = self._spread(part.spoken, total - len(reference))
+            wanted.append(Wanted(reference, tokens, total, seed, lengths))
         with self.autocast():
-            for mels in self.model.sample(  # noqa: B007
-                cond, tokens, totals, steps=settings.steps, cfg_strength=settings.cfg_strength, sway=settings.sway,
-                method=settings.method, seeds=seeds, letter_lengths=None if spreads[0] is None else spreads,
-            ):  # fmt: skip
-                counter.step(len(parts))
-        return [mel[len(reference) : total] for mel, total in zip(mels, totals, strict=True)]
+            return self.make_mels(self.model, wanted, settings, lambda: counter.step(len(parts)))
 
     def _errors(self, part: _Part, take: _Take) -> float:
         """Character errors that a recogniser finds in a take, as a share."""

@@ -9,6 +9,7 @@ import base64
 import html
 import io
 import re
+import statistics
 from pathlib import Path
 
 from f5kit.provenance import tag
@@ -145,6 +146,18 @@ def _running_mean(values, width: int) -> list[float]:
     """The mean of each value and up to `width` values before it."""
     spans = (values[max(0, i - width) : i + 1] for i in range(len(values)))
     return [sum(span) / len(span) for span in spans]
+
+
+def latency_figure(latency: dict[int, list[float]]) -> Picture:
+    """Seconds of answers by how many callers asked at once, {callers: seconds of each answer}, and their medians."""
+    figure, (axis,) = _axes(6, 3)
+    crowds = list(latency)
+    for crowd, seconds in latency.items():
+        axis.plot([crowd] * len(seconds), seconds, "o", color="tab:blue", alpha=0.5)
+    axis.plot(crowds, [statistics.median(latency[crowd]) for crowd in crowds], color="tab:orange", label="median")
+    axis.set(xlabel="callers at once", ylabel="seconds to the whole answer", xticks=crowds, ylim=(0, None))
+    axis.legend()
+    return Picture(figure)
 
 
 def mel_figure(mels: dict, seconds_per_frame: float = 256 / 24_000) -> Picture:

@@ -45,6 +45,7 @@ NOTEBOOKS: dict[str, dict[str, str]] = {
     "04_choose_checkpoint": {"source": "04_choose_checkpoint", **T4},
     "05_speak": {"source": "05_speak", **T4},
     "06_publish": {"source": "06_publish", **T4},
+    "07_serve": {"source": "07_serve", **T4},
 }
 FOLLOWS = {"02_finetune_t4": "04_choose_checkpoint"}  # 03 stands beside 02, not after it
 COLAB_BADGE = "https://colab.research.google.com/assets/colab-badge.svg"

@@ -27,16 +27,17 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 # A file imports only from strictly lower layers. A new file is an edit here, and so is seen in review.
 LAYERS = {
     -1: "errors",
-    0: "config host pinyin numerals alignment media provenance install",
+    0: "config host pinyin numerals alignment media provenance install keys",
     1: "audio text chunks weights layers ode optim readings archives tables features journal lock interrupts recovery"
-    " gauges processes push",
+    " gauges processes push sounds gate",
     2: "dit unett mmdit vocoder data ingest slicing audit asr scores runs speech joining show repository",
     3: "cfm lora report cleaning verdicts workplace transcribe durations progress blind recorder places",
-    4: "checkpoint summary reference tuning",
+    4: "checkpoint summary reference tuning passes",
     5: "plan trainer inference convert probe vocab prepare backup",
-    6: "evaluate judge card log panel script edit serve launch preflight",
-    7: "widgets hub",
-    8: "review",
+    6: "evaluate judge card log panel script edit launch preflight studio",
+    7: "widgets hub service",
+    8: "review routes",
+    9: "serve",
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names.split()}
 # Modules that belong to a host or come with ipywidgets, and so are nobody's dependency; and bigvgan, which is installed

@@ -43,8 +43,14 @@ def test_the_speaking_snippet_speaks(tmp_path):
     assert (tmp_path / "evening.mp3").stat().st_size > 1_000 and done.stdout.count("s of sound") > 1
 
 
+def test_the_serving_snippet_serves(tmp_path):
+    done = run(SNIPPETS[3], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "served.flac").stat().st_size > 1_000 and "http://127.0.0.1:" in done.stdout
+
+
 def test_there_are_no_snippets_that_no_test_runs():
-    assert len(SNIPPETS) == 3
+    assert len(SNIPPETS) == 4
 
 
 @pytest.mark.parametrize("target", sorted(set(re.findall(r"(?:^|`)make (\w+)", README, re.MULTILINE))))
@@ -54,8 +60,9 @@ def test_commands_exist(target):
 
 @pytest.mark.parametrize(
     ("program", "option"),
-    [(["notebooks/run.py"], "--demo"), (["-m", "f5kit.convert"], "--to"), (["-m", "f5kit.launch"], "--processes")],
-    ids=["run", "convert", "launch"],
+    [(["notebooks/run.py"], "--demo"), (["-m", "f5kit.convert"], "--to"), (["-m", "f5kit.launch"], "--processes"),
+     (["-m", "f5kit.serve"], "--new-key")],
+    ids=["run", "convert", "launch", "serve"],
 )
 def test_programs_help(program, option):
     done = subprocess.run([sys.executable, *program, "--help"], cwd=ROOT, capture_output=True, text=True)

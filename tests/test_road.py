@@ -33,6 +33,7 @@ NAMES = [
     "04_choose_checkpoint",
     "05_speak",
     "06_publish",
+    "07_serve",
 ]
 
 
@@ -53,9 +54,9 @@ def result(workspace: Path) -> dict:
 def walked(recordings, tmp_path_factory):
     """A workspace after the whole road on 14 clips, and what was printed on the way."""
     workspace = tmp_path_factory.mktemp("road") / "workspace"
-    about = {"source": recordings, "consent": "Public domain", **JUDGED, **SHORT}
+    about = {"source": recordings, "consent": "Public domain", "nfe_step": 4, **JUDGED, **SHORT}
     # 02 and 03 do not share a run folder, so they go one after the other
-    done = road(workspace, "--only", "00,01,02,04,05,06", **about)
+    done = road(workspace, "--only", "00,01,02,04,05,06,07", **about)
     assert done.returncode == 0, done.stderr + done.stdout[-2000:]
     other = road(workspace, "--only", "03", run_name="other", base_model="tiny", updates=2)
     assert other.returncode == 0, other.stderr
@@ -72,6 +73,8 @@ def test_every_stage_ran_and_reported(walked):
         "other": "03_finetune_a100",
     }
     assert "fp32" in found["host"] and found["versions"]["torch"]
+    served = found["stages"]["07_serve"]
+    assert list(served["latency"]) == ["1", "2", "4"] and served["audio_seconds"] > 1
     for name in NAMES[:3] + NAMES[4:]:
         assert f"\n{name}: " in printed
     assert [line.split()[0] for line in printed.splitlines()[-3:]] == ["Listen", "Look", "Read"]
@@ -121,7 +124,7 @@ def test_executed_notebooks_show_what_they_promise(walked):
         assert not [output for output in outputs if output.output_type == "error"]
         shown[name] = "".join(str(output.get("data", "")) for output in outputs)
     assert all("<audio" in shown[name] for name in NAMES)
-    for name in ("00_setup", "01_prepare_data", "02_finetune_t4", "04_choose_checkpoint", "05_speak"):
+    for name in ("00_setup", "01_prepare_data", "02_finetune_t4", "04_choose_checkpoint", "05_speak", "07_serve"):
         assert "image/png" in shown[name]
     assert "learning rate" in shown["02_finetune_t4"]  # the plan's table
     assert "VBox(children=(HBox(children=(Dropdown(" in shown["05_speak"]  # the panel
