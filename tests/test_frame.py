@@ -29,10 +29,10 @@ LAYERS = {
     -1: "errors",
     0: "config host pinyin numerals alignment media provenance install",
     1: "audio text chunks weights layers ode optim readings archives tables features journal lock interrupts recovery"
-    " gauges processes push",
+    " gauges processes push cards",
     2: "dit unett mmdit vocoder data ingest slicing audit asr scores runs speech joining show repository",
     3: "cfm lora report cleaning verdicts workplace transcribe durations progress blind recorder places",
-    4: "checkpoint summary reference tuning",
+    4: "checkpoint summary reference tuning memory",
     5: "plan trainer inference convert probe vocab prepare backup",
     6: "evaluate judge card log panel script edit serve launch preflight",
     7: "widgets hub",
