@@ -112,8 +112,8 @@ def load_model(
     Hub, "tiny" is made fresh), a run folder (its best checkpoint), a checkpoint or export folder, a folder or file in
     upstream's published layout with its vocab.txt (or `vocab`), or a repository of the Hub, "user/name", whose licence
     and card are printed first. `weights` is "ema" or "raw"; by default a run's choice, else EMA. `config` says what
-    weights without a config.json mean; `readings` lists what can fit. `adapter` is the file of a LoRA run that was trained
-    on this model: it is merged into the weights.
+    weights without a config.json mean; `readings` lists what can fit. `adapter` is the file of a LoRA run that was
+    trained on this model: it is merged into the weights.
 
     Raises UserError for anything that can't be found, and when weights and config do not belong together.
     """

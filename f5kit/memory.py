@@ -34,7 +34,8 @@ from f5kit.lora import add_adapters
 from f5kit.text import Tokenizer
 
 GIB = 2**30
-OPTIMIZER_BYTES = {"adamw": 8.0, "adamw8bit": 2.04, "paged_adamw8bit": 0.0}  # of state a parameter, on the device
+# Of state a parameter, on the device. Paged states leave it when there is need, which a plan counts on.
+OPTIMIZER_BYTES = {"adamw": 8.0, "adamw8bit": 2.04, "paged_adamw8bit": 0.0}
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 _ALIGNED = 512  # bytes: CUDA's allocator gives no less, and multiples of it
 
@@ -42,8 +43,8 @@ _ALIGNED = 512  # bytes: CUDA's allocator gives no less, and multiples of it
 _TO_HALF = {F.linear, F.conv1d, torch.matmul, Tensor.matmul, Tensor.__matmul__, F.scaled_dot_product_attention}
 _TO_FULL = {
     "cuda": {
-        F.layer_norm, F.rms_norm, F.softplus, F.normalize, torch.linalg.vector_norm, Tensor.norm, Tensor.square, Tensor.pow,
-        Tensor.__pow__, Tensor.sum, Tensor.cumsum, torch.exp, Tensor.exp,
+        F.layer_norm, F.rms_norm, F.softplus, F.normalize, torch.linalg.vector_norm, Tensor.norm, Tensor.square,
+        Tensor.pow, Tensor.__pow__, Tensor.sum, Tensor.cumsum, torch.exp, Tensor.exp,
     },
     "cpu": set(),
 }  # fmt: skip

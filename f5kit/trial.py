@@ -45,7 +45,8 @@ class Trial:
 
 
 def try_update(
-    config: ModelConfig, train: TrainConfig, device: str, longest: int, tokens: int, *, passes: int = 2, repeats: int = 2
+    config: ModelConfig, train: TrainConfig, device: str, longest: int, tokens: int, *, passes: int = 2,
+    repeats: int = 2,
 ) -> Trial:
     """One update of `passes` forward passes, each of as many clips of the longest length as `train.micro_frames` holds.
 

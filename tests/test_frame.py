@@ -33,9 +33,9 @@ LAYERS = {
     2: "dit unett mmdit vocoder data ingest slicing audit asr scores runs speech joining show repository",
     3: "cfm lora report cleaning verdicts workplace transcribe durations progress blind recorder places",
     4: "checkpoint summary reference tuning memory",
-    5: "plan trainer inference convert probe vocab prepare backup",
-    6: "evaluate judge card log panel script edit serve launch preflight",
-    7: "widgets hub",
+    5: "trainer inference convert probe vocab prepare backup trial pick",
+    6: "evaluate judge card log panel script edit serve plan",
+    7: "widgets hub launch preflight",
     8: "review",
 }
 LAYER = {name: layer for layer, names in LAYERS.items() for name in names.split()}
