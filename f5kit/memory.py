@@ -37,6 +37,7 @@ GIB = 2**30
 # Of state a parameter, on the device. Paged states leave it when there is need, which a plan counts on.
 OPTIMIZER_BYTES = {"adamw": 8.0, "adamw8bit": 2.04, "paged_adamw8bit": 0.0}
 _HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_SHALLOW = (2, 4)  # blocks; UNetT takes them in pairs
 _ALIGNED = 512  # bytes: CUDA's allocator gives no less, and multiples of it
 
 # What autocast does to functions that our models call: products in half precision, some others in fp32.
@@ -125,7 +126,7 @@ class MemoryModel:
         self.config, self.device, self.precision, self.longest, self.tokens = config, device, precision, longest, tokens
         self.lora_rank = lora_rank
         self.trained = count_parameters(config, lora_rank)
-        self.parameters = sum(p.numel() for p in _shapes(config, lora_rank).parameters())
+        self.parameters = count_parameters(config, lora_rank, frozen=True)
         self._costs: dict[str, tuple[Footprint, Footprint]] = {}
         self.correction = 1.0
         """Activations that a trial measured, over those that were counted."""
@@ -183,12 +184,18 @@ def _backward(loss: Tensor) -> None:
     engine.run_backward((loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
 
+@lru_cache(maxsize=256)
 def footprint(config: ModelConfig, **how) -> Footprint:
     """`simulate` for deep models, from two shallow ones: every further block takes what the one before it took."""
-    shallow, deeper = 2, 4
+    return _by_depth(config, lambda shallow: simulate(shallow, **how))
+
+
+def _by_depth(config: ModelConfig, count):
+    """What `count` says of a config, told by those of _SHALLOW depths."""
+    shallow, deeper = _SHALLOW
     if config.depth <= deeper:
-        return simulate(config, **how)
-    low, high = (simulate(config.replace(depth=depth), **how) for depth in (shallow, deeper))
+        return count(config)
+    low, high = (count(config.replace(depth=depth)) for depth in _SHALLOW)
     return low + (high - low) * ((config.depth - shallow) / (deeper - shallow))
 
 
@@ -202,9 +209,14 @@ def _shapes(config: ModelConfig, lora_rank: int) -> CFM:
     return model.train()
 
 
-def count_parameters(config: ModelConfig, lora_rank: int = 0) -> int:
-    """Parameters of a model of that config, without making one; with a rank, those that its adapters train."""
-    return sum(p.numel() for p in _shapes(config, lora_rank).parameters() if p.requires_grad)
+def count_parameters(config: ModelConfig, lora_rank: int = 0, frozen: bool = False) -> int:
+    """Parameters of a model of that config, without making one; with a rank, those of its adapters, and with `frozen`
+    all the others too."""
+
+    def count(shallow: ModelConfig) -> int:
+        return sum(p.numel() for p in _shapes(shallow, lora_rank).parameters() if p.requires_grad or frozen)
+
+    return round(_by_depth(config, count))
 
 
 def _unknown_batch(config: ModelConfig, items: int, frames: int, tokens: int) -> tuple[Batch, Draws]:

@@ -64,8 +64,9 @@ class Picker:
                 for offload in (False, True) if self.host.device == "cuda" else (False,):
                     way = self._way(kind, name, offload, micro_frames)
                     found += [way] if way else []
-            if any(way.passes == 1 and not way.ema_offload and way.optimizer == optimizers[0] for way in found):
-                break  # nothing is faster than one pass without a makeshift: spare the counting
+            ideal = self.slower * self.seconds(kinds[0], optimizers[0], False, passes=1)
+            if any(way.seconds <= ideal * _AS_FAST for way in found):
+                break  # nothing is faster than that, for recomputing only adds to it: spare the counting
         best = min((way.seconds for way in found), default=0.0)
         return sorted(found, key=lambda way: way.seconds > best * _AS_FAST)  # stable: the plainest comes first
 
