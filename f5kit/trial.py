@@ -56,7 +56,7 @@ def try_update(
     items, reached = max(train.micro_frames // longest, 1), _Gauge(device)
     try:
         with reached:
-            update = _Update(config, train, device)
+            update = Update(config, train, device)
             batches = [_noise(update.model, items, longest, tokens, i) for i in range(passes)]
             seconds = [update.do(batches) for _ in range(1 + repeats)][1:]
     except (RuntimeError, MemoryError) as error:
@@ -71,7 +71,7 @@ def try_update(
     return Trial(items * longest, *reached.gb(), a_pass, rest, finite, None)
 
 
-class _Update:
+class Update:
     """A model with what trains it, as trainer.py sets it up."""
 
     def __init__(self, config: ModelConfig, train: TrainConfig, device: str):

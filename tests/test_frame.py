@@ -34,7 +34,7 @@ LAYERS = {
     3: "cfm lora report cleaning verdicts workplace transcribe durations progress blind recorder places",
     4: "checkpoint summary reference tuning memory",
     5: "trainer inference convert probe vocab prepare backup trial pick",
-    6: "evaluate judge card log panel script edit serve plan",
+    6: "evaluate judge card log panel script edit serve plan selfcheck",
     7: "widgets hub launch preflight",
     8: "review",
 }
