@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from f5kit.checkpoint import OWN_PRESETS, describe_model, model_folder
@@ -122,6 +123,19 @@ class RunPlan:
             for row in self.rows()
         )
         return f"<table><tr><th>plan</th><th></th><th>why</th></tr>{body}</table>"
+
+    def beside(self, events: Sequence[dict]) -> dict[str, str]:
+        """What a run took, from its events, beside what was predicted: rows for a table."""
+        updates = [event for event in events if event["event"] == "update"]
+        peaks = [event["gpu_peak_gb"] + CONTEXT_GB for event in events if "gpu_peak_gb" in event]
+        seconds = sum(event["seconds"] for event in updates) / max(len(updates), 1)
+        minutes = sum(event["minutes"] for event in events if event["event"] == "end")
+        memory = f"{max(peaks):.1f} GB" if peaks else "not measured: no GPU"
+        return {
+            "memory": f"{self.predicted_peak_gb:.1f} GB predicted, {memory}",
+            "an update": f"{self.seconds_per_update:.2f} s predicted, {seconds:.2f} s taken",
+            "the run": f"{self.minutes:.1f} minutes predicted for updates, {minutes:.1f} taken with judging and saving",
+        }
 
     def plot_schedule(self):
         """The learning rate over the run, as a matplotlib figure."""

@@ -3,15 +3,14 @@
     python -m f5kit.selfcheck                   on a GPU: F5TTS_v1_Base; writes selfcheck.json
     python -m f5kit.selfcheck --model tiny      another preset; on a CPU this is the default
 
-Measured are the rate of matrix products, updates of training in several ways (seconds, memory beside the prediction, is
-every update finite), and sampling. Weights are fresh and mels are noise: nothing is downloaded, and it says nothing about
-sound. The kit's authors have few cards: a file from yours, sent with an issue, makes the predictions better for all.
+Measured are the rate of matrix products, updates of training in several ways (seconds, memory beside the prediction,
+is every update finite), and sampling. Weights are fresh and mels are noise: nothing is downloaded, and it says nothing
+about sound. The kit's authors have few cards: a file from yours, sent with an issue, makes the predictions better.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -154,8 +153,9 @@ def summary(found: dict) -> str:
         if "error" not in row:
             lines.append(f"  {way}: does not fit")
             continue
-        lines.append(f"  {way}: {row['frames']:,} frames, {row['allocated_gb']:.2f} GB ({row['error']:+.1%} predicted), "
-                     f"{row['frames_per_second']:,.0f} frames/s, {'finite' if row['finite'] else 'NOT FINITE'}")
+        gb, finite = f"{row['allocated_gb']:.2f} GB", "finite" if row["finite"] else "NOT FINITE"
+        speed = f"{row['frames_per_second']:,.0f} frames/s"
+        lines.append(f"  {way}: {row['frames']:,} frames, {gb} (predicted {row['error']:+.1%}), {speed}, {finite}")
     if found["sampling"]:
         lines.append(f"  sampling: RTF {found['sampling']['rtf']:.3f} in {found['sampling']['steps']} steps")
     return "\n".join(lines)
