@@ -127,24 +127,33 @@ class MemoryModel:
         self.lora_rank = lora_rank
         self.trained = count_parameters(config, lora_rank)
         self.parameters = count_parameters(config, lora_rank, frozen=True)
-        self._costs: dict[str, tuple[Footprint, Footprint]] = {}
+        self._costs: dict[tuple[str, int], tuple[Footprint, Footprint]] = {}
         self.correction = 1.0
         """Activations that a trial measured, over those that were counted."""
 
     def cost(self, checkpointing: str) -> tuple[Footprint, Footprint]:
         """What a pass takes whatever its size, and what each padded frame adds."""
-        if checkpointing not in self._costs:
+        return self._cost(checkpointing, self.config.depth)
+
+    def _cost(self, checkpointing: str, depth: int) -> tuple[Footprint, Footprint]:
+        if (checkpointing, depth) not in self._costs:
             how = dict(device=self.device, precision=self.precision, checkpointing=checkpointing,
-                       frames=self.longest, tokens=self.tokens, lora_rank=self.lora_rank)  # fmt: skip
-            one, many = (footprint(self.config, items=items, **how) for items in (1, 17))
+                       frames=self.longest, tokens=self.tokens, lora_rank=self.lora_rank if depth else 0)  # fmt: skip
+            one, many = (footprint(self.config.replace(depth=depth), items=items, **how) for items in (1, 17))
             frame = (many - one) * (1 / (16 * self.longest))
-            self._costs[checkpointing] = one - frame * self.longest, frame
-        return self._costs[checkpointing]
+            self._costs[checkpointing, depth] = one - frame * self.longest, frame
+        return self._costs[checkpointing, depth]
 
     def step(self, frames: int, checkpointing: str) -> Footprint:
         """One pass over that many padded frames."""
         constant, frame = self.cost(checkpointing)
         return constant + frame * frames
+
+    def _ends(self, frames: int, checkpointing: str) -> float:
+        """The most bytes beside the gradients when the backward pass has come to the first block, or below it."""
+        constant, frame = self._cost(checkpointing, 0)
+        below, step = constant + frame * frames, self.step(frames, checkpointing)
+        return max(below.backward, step.backward - step.saved + below.saved)
 
     def kept_gb(self, optimizer: str, ema_offload: bool = False) -> float:
         """Weights, optimizer state and averages: what lies on the device all the time, gradients not counted."""
@@ -159,11 +168,11 @@ class MemoryModel:
         An update in one pass makes its gradients while activations go; in several, they are there all the time.
         """
         step, gradients = self.step(frames, checkpointing), 4 * self.trained
-        if accumulates:
+        if accumulates or self.lora_rank:  # the gradients of adapters are next to nothing
             most = gradients + step.peak * self.correction
         else:
-            working = max(step.backward - step.saved, 0)  # of the block that is at work
-            most = max(step.peak * self.correction, gradients + working)
+            end = self._ends(frames, checkpointing)
+            most = max(step.peak * self.correction, gradients + end * self.correction)
         return self.kept_gb(optimizer, ema_offload) + most / GIB
 
     def largest(

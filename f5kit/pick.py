@@ -8,15 +8,17 @@ each update, small passes cost what every pass takes whatever its size. Each way
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from f5kit.cards import card_of, reached
-from f5kit.config import CHECKPOINTING, OPTIMIZERS
+from f5kit.config import CHECKPOINTING
 from f5kit.host import Host
 from f5kit.memory import MemoryModel
 
 CONTEXT_GB = 0.6  # what CUDA and its libraries take before the first tensor
 USABLE = 0.92  # share of the memory that a plan may fill: the rest is for rounding, workspaces and what comes later
+_IN_PLACE = ("adamw", "adamw8bit")  # optimizers whose states stay where they are
 _AS_FAST = 1.02  # times the fastest
 _LAUNCH = 6e-6  # seconds until a GPU has been told to do one operation
 _BUS = 6e9  # bytes a second between a GPU and the machine's memory
@@ -55,9 +57,17 @@ class Picker:
     def ways(self, checkpointing: str = "auto", optimizer: str = "auto", micro_frames: int | None = None) -> list[Way]:
         """Those that hold the longest clip, the best first; empty when none does. What is not "auto" is kept."""
         kinds = CHECKPOINTING if checkpointing == "auto" else (checkpointing,)
-        optimizers = OPTIMIZERS if optimizer == "auto" else (optimizer,)
-        if self.host.device != "cuda" and optimizer == "auto":
-            optimizers = ("adamw",)
+        optimizers = (optimizer,)
+        if optimizer == "auto":
+            optimizers = _IN_PLACE if self.host.device == "cuda" else ("adamw",)
+        found = self._ways(kinds, optimizers, micro_frames)
+        if not found and optimizer == "auto" and self.host.device == "cuda":
+            found = self._ways(kinds, ("paged_adamw8bit",), micro_frames)  # what paging costs, nobody can say before
+        best = min((way.seconds for way in found), default=0.0)
+        return sorted(found, key=lambda way: way.seconds > best * _AS_FAST)  # stable: the plainest comes first
+
+    def _ways(self, kinds: Sequence[str], optimizers: Sequence[str], micro_frames: int | None) -> list[Way]:
+        """Those of the given kinds that fit, the plainest first."""
         found = []
         for kind in kinds:
             for name in optimizers:
@@ -67,8 +77,7 @@ class Picker:
             ideal = self.slower * self.seconds(kinds[0], optimizers[0], False, passes=1)
             if any(way.seconds <= ideal * _AS_FAST for way in found):
                 break  # nothing is faster than that, for recomputing only adds to it: spare the counting
-        best = min((way.seconds for way in found), default=0.0)
-        return sorted(found, key=lambda way: way.seconds > best * _AS_FAST)  # stable: the plainest comes first
+        return found
 
     def largest(self, checkpointing: str, optimizer: str, ema_offload: bool = False) -> int:
         """The most padded frames in a pass that fit."""

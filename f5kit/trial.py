@@ -39,7 +39,7 @@ class Trial:
     seconds_per_update: float
     """Clipping, optimizer and average, once all passes are done."""
     finite: bool
-    """The loss and its gradient."""
+    """The loss and its gradient, in the last of the updates."""
     shortage: str | None
     """What the allocator said where it did not fit."""
 
@@ -54,6 +54,7 @@ def try_update(
     reported in the result, never raised.
     """
     items, reached = max(train.micro_frames // longest, 1), _Gauge(device)
+    update, seconds, said = None, [], None
     try:
         with reached:
             update = Update(config, train, device)
@@ -61,12 +62,11 @@ def try_update(
             seconds = [update.do(batches) for _ in range(1 + repeats)][1:]
     except (RuntimeError, MemoryError) as error:
         said = shortage_of(error)
-        update = None
-        _sweep(device)
-        return Trial(items * longest, *reached.gb(), float("inf"), float("inf"), False, said)
-    finite = update.finite
-    del update
+    finite = update is not None and update.finite
+    update = None  # and only here, for the error held on to it as well
     _sweep(device)
+    if said:
+        return Trial(items * longest, *reached.gb(), float("inf"), float("inf"), False, said)
     a_pass, rest = (min(taken) for taken in zip(*seconds, strict=True))
     return Trial(items * longest, *reached.gb(), a_pass, rest, finite, None)
 
@@ -105,7 +105,7 @@ class Update:
             self.optimizer.step()
         self.ema.follow(self.model, 1)
         self.optimizer.zero_grad(set_to_none=True)
-        self.finite &= bool(norm.isfinite() & loss.isfinite())
+        self.finite = bool(norm.isfinite() & loss.isfinite())  # of the last: fp16 may begin with a scale too high
         return (passed - started) / len(batches), self._now() - passed
 
     def _now(self) -> float:
