@@ -23,7 +23,7 @@ _AS_FAST = 1.02  # times the fastest
 _LAUNCH = 6e-6  # seconds until a GPU has been told to do one operation
 _BUS = 6e9  # bytes a second between a GPU and the machine's memory
 _CORE = 2.5e9  # bytes a second that one processor core averages
-_STEP_BYTES = {"adamw": 28, "adamw8bit": 18, "paged_adamw8bit": 18}  # moved a parameter by clipping and the optimizer
+_STEP_BYTES = 28  # moved a parameter by clipping and AdamW; what 8-bit states save of it, quantising them costs
 _SLOW_ON_CPU = 25  # times: bitsandbytes' 8-bit states there
 
 
@@ -104,7 +104,7 @@ class Picker:
         work = constant * passes + frame * self.update_frames
         busy = work.operations / rate + work.traffic / bandwidth
         waiting = work.launches * _LAUNCH if cuda else 0.0
-        step = trained * _STEP_BYTES[optimizer] / bandwidth
+        step = trained * _STEP_BYTES / bandwidth
         if optimizer != "adamw" and not cuda:
             step *= _SLOW_ON_CPU
         if optimizer.startswith("paged"):

@@ -50,6 +50,7 @@ from f5kit.optim import (
 from f5kit.processes import highest, joined, shares, sum_gradients, total
 from f5kit.recovery import SCALE_FLOOR, Recovery, shortage_of, would_fit
 from f5kit.runs import Checkpoint, RunFolder, relative_path
+from f5kit.tuning import apply_environment
 from f5kit.weights import read_tensors, write_json
 
 _ENDS = ("", "the planned updates are done", "the held-out loss stopped falling", "time", "SIGTERM", "SIGINT")
@@ -177,6 +178,7 @@ class Trainer:
         self.accelerator = Accelerator(
             mixed_precision={"fp32": "no"}.get(precision, precision), cpu=self.plan.device == "cpu"
         )
+        apply_environment(self.accelerator.device.type)  # TF32 for what is left in fp32
 
     def _setup_model(self, checkpoint: Checkpoint | None) -> None:
         adapters = self.config.lora_rank

@@ -21,7 +21,7 @@ from f5kit.memory import GIB, counted
 from f5kit.optim import EMA, build_optimizer, trained_parameters
 from f5kit.recovery import shortage_of
 from f5kit.text import Tokenizer
-from f5kit.tuning import autocast
+from f5kit.tuning import apply_environment, autocast
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ def try_update(
     items, reached = max(train.micro_frames // longest, 1), _Gauge(device)
     update, seconds, said = None, [], None
     try:
+        batches = [_noise(config, items, longest, tokens, i) for i in range(passes)]
         with reached:
             update = Update(config, train, device)
-            batches = [_noise(update.model, items, longest, tokens, i) for i in range(passes)]
             seconds = [update.do(batches) for _ in range(1 + repeats)][1:]
     except (RuntimeError, MemoryError) as error:
         said = shortage_of(error)
@@ -75,6 +75,7 @@ class Update:
     """A model with what trains it, as trainer.py sets it up."""
 
     def __init__(self, config: ModelConfig, train: TrainConfig, device: str):
+        apply_environment(device)
         vocab = Tokenizer([" ", *(f"#{i}" for i in range(1, config.vocab_size))])
         self.train, self.device, self.finite = train, torch.device(device), True
         self.model: CFM = fresh_model(config, vocab).to(device).train()
@@ -138,12 +139,12 @@ class _Gauge:
         return self.counter.peak / GIB, self.counter.peak / GIB
 
 
-def _noise(model: CFM, items: int, frames: int, tokens: int, step: int) -> tuple[Batch, Draws]:
+def _noise(config: ModelConfig, items: int, frames: int, tokens: int, step: int) -> tuple[Batch, Draws]:
     """A batch of clips with random mels and texts; the last is a little shorter, so that masks are needed."""
     g = torch.Generator().manual_seed(step)
     lengths = [frames] * (items - 1) + [max(frames - 1, 1) if items > 1 else frames]
-    mels = [torch.randn(n, model.config.mel.n_mels, generator=g) - 4 for n in lengths]
-    texts = [torch.randint(model.config.vocab_size, (min(tokens, n),), generator=g).tolist() for n in lengths]
+    mels = [torch.randn(n, config.mel.n_mels, generator=g) - 4 for n in lengths]
+    texts = [torch.randint(config.vocab_size, (min(tokens, n),), generator=g).tolist() for n in lengths]
     batch = collate(mels, texts, [str(i) for i in range(items)], step, range(items))
     return batch, draw(batch, "trial")
 

@@ -66,7 +66,7 @@ def test_every_choice_shows_its_reason(dataset):
     unexplained = {name for name, _, reason in plan.rows() if not reason} - {"model", "device", "fits"}
     assert not unexplained
     assert "not tuned" in plan.reasons["updates"]
-    assert "estimated" in plan.reasons["memory"]
+    assert "counted" in plan.reasons["memory"] and "estimated" in plan.reasons["speed"]
     assert "<table>" in plan._repr_html_()
     assert plan.plot_schedule().axes
 
