@@ -18,7 +18,7 @@ def test_the_check_measures_and_says_what_it_ran_on(tmp_path, capsys, monkeypatc
         ("none", "adamw", 0), ("full", "adamw8bit", 0), ("none", "adamw", 8),
     }  # fmt: skip
     for row in found["training"]:
-        assert row["finite"] and row["frames_per_second"] > 0 and abs(row["error"]) < 0.05
+        assert row["finite"] and row["frames_per_second"] > 0 and abs(row["error"]) < 0.1  # of a few MB
     assert found["sampling"]["finite"] and found["sampling"]["rtf"] > 0 and not found["left_out"]
     assert set(found["matrix_tflops"]) == {"fp32", "bf16", "fp16"}
     said = capsys.readouterr().out
