@@ -15,11 +15,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
+from importlib import import_module
 from pathlib import Path
 
 import torch
 
-from f5kit import __version__
 from f5kit.cards import card_of
 from f5kit.checkpoint import find_preset, fresh_model
 from f5kit.config import ModelConfig, TrainConfig
@@ -53,7 +53,8 @@ def selfcheck(model: str | None = None, out: str | Path | None = "selfcheck.json
     deadline = begun + 60 * minutes
     found = {
         "host": str(host), "device": host.device, "card": asdict(card_of(host)[0]), "model": config.name,
-        "versions": {"f5kit": __version__, "torch": torch.__version__, "cuda": torch.version.cuda},
+        "versions": {"f5kit": import_module(__package__).__version__, "torch": torch.__version__,
+                     "cuda": torch.version.cuda},
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "note": "measured on a GPU" if host.device == "cuda" else
                 "there is no CUDA GPU here: these are a processor's figures, and say nothing about any card",

@@ -156,30 +156,21 @@ run = Trainer(plan, dataset, run_dir, callbacks, **limits).fit()
 run
 
 # %% [markdown]
-# ## What it took
-# Memory and time, beside what the plan had said before.
-
-# %%
-from f5kit.widgets import table
-
-took = plan.beside(run.events())
-table(took)
-
-# %% [markdown]
-# ## The loss
-# Training losses jump about: every update sees other clips and other noise. The held-out losses are
+# ## What it took, and the loss
+# Memory and time stand beside what the plan had said before. Training losses jump about: every update sees other clips and other noise. The held-out losses are
 # measured on the same clips with the same noise each time; when they rise while the training loss falls,
 # the run was too long. It then ends by itself, and the best checkpoint is the one with the lowest, not the last.
 
 # %%
-from f5kit.widgets import loss_figure
+from f5kit.widgets import loss_figure, table
 
 picture = loss_figure(run.events(), plan.train.updates)
 plot = picture.save(root / "plots" / f"loss_{run_name}.png")
 judged = [event for event in run.events() if event["event"] == "evaluate"]
 losses = {"start": judged[0]["loss_raw"], "end": judged[-1]["loss_raw"], "end_ema": judged[-1]["loss_ema"]}
+took = plan.beside(run.events())
 shown = {f"held-out loss, {name}": loss for name, loss in losses.items()}
-display(table({**shown, "best": f"{run.best['checkpoint']} {run.best['weights']}", "lowest": run.best["loss"]}))
+display(table({**took, **shown, "best": f"{run.best['checkpoint']} {run.best['weights']}", "lowest": run.best["loss"]}))
 picture
 
 # %% [markdown]
