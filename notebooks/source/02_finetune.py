@@ -157,9 +157,10 @@ run
 
 # %% [markdown]
 # ## What it took, and the loss
-# Memory and time stand beside what the plan had said before. Training losses jump about: every update sees other clips and other noise. The held-out losses are
-# measured on the same clips with the same noise each time; when they rise while the training loss falls,
-# the run was too long. It then ends by itself, and the best checkpoint is the one with the lowest, not the last.
+# Memory and time stand beside what the plan had said before. Training losses jump about: every update sees
+# other clips and other noise. The held-out losses are measured on the same clips with the same noise each
+# time; when they rise while the training loss falls, the run was too long. It then ends by itself, and the
+# best checkpoint is the one with the lowest, not the last.
 
 # %%
 from f5kit.widgets import loss_figure, table
