@@ -22,7 +22,7 @@ help:
 	@echo "make test       lint, unit tests, every notebook"
 	@echo "make faults     broken inputs, kills, full disks, rotten bits and worse; one line a kind"
 	@echo "make parity     compare live with the f5-tts package"
-	@echo "make bench      speaking and serving beside upstream's; writes benchmarks/results/"
+	@echo "make bench      speaking, serving and training beside upstream's; writes benchmarks/results/"
 	@echo "make hosts      the notebooks in copies of Colab's and Kaggle's versions, and from a wheel"
 	@echo "make notebooks  write notebooks/*.ipynb from notebooks/source/"
 	@echo "make lint       ruff on code and notebooks"
@@ -49,6 +49,9 @@ bench: $(PARITY)/.installed $(STAMP)
 	$(PARITY)/bin/python benchmarks/speak.py
 	$(PY) benchmarks/speak.py --words
 	$(PARITY)/bin/python benchmarks/serve.py
+	$(PARITY)/bin/python benchmarks/train_step.py
+	$(PY) benchmarks/memory_table.py
+	$(PY) benchmarks/adam8bit.py
 
 hosts: $(STAMP)
 	$(PY) -m pytest -m hosts tests/test_hosts.py tests/test_wheel.py

@@ -33,13 +33,38 @@ def _cell(figure: dict | None) -> str:
     return f"{figure['value']:.2f} ({low}–{high})"
 
 
+def memory(name: str, preset: str) -> str:
+    """Frames that fit in a pass by card, for each way of training of a preset, below the rule of thumb."""
+    record = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    cards = list(record["settings"]["reported_gb"])
+    lines = [f"| {preset}, padded frames in a pass | {' | '.join(f'{card} GB' for card in cards)} |"]
+    lines.append("|---" * (len(cards) + 1) + "|")
+    lines.append(f"| rule of thumb, settings unknown | {' | '.join(_frames(record['seed'].get(c)) for c in cards)} |")
+    for row in record["rows"]:
+        if row["preset"] == preset:
+            lines.append(f"| {_way(row)} | {' | '.join(_frames(row['frames'][card]) for card in cards)} |")
+    return "\n".join(lines)
+
+
+def _frames(count: int | None) -> str:
+    return "" if count is None else f"{count:,}" if count else "none"
+
+
+def _way(row: dict) -> str:
+    """A way of training in words."""
+    words = [row["precision"], {"adamw": "AdamW", "adamw8bit": "8-bit AdamW"}[row["optimizer"]]]
+    words += [f"LoRA of rank {row['lora_rank']}"] * bool(row["lora_rank"])
+    words += ["average off the GPU"] * row["ema_offload"]
+    return ", ".join(words + [f"{row['checkpointing']} recomputing"] * (row["checkpointing"] != "none"))
+
+
 def tables() -> list[str]:
     """Every table, as markdown."""
     systems = {
         "recordings": "recordings", "copy synthesis": "recordings through the vocoder", "voice": "**starter voice**",
         "another speaker's reference": "with another speaker's reference", "shuffled texts": "texts shuffled",
     }  # fmt: skip
-    return [judged("judge_starter.json", systems)]
+    return [judged("judge_starter.json", systems), memory("memory_table.json", "F5TTS_v1_Base")]
 
 
 if __name__ == "__main__":

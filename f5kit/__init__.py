@@ -34,6 +34,7 @@ _HOME = {  # public name -> the module it lives in
     "export_model": "checkpoint",
     "extend_vocab": "vocab",
     "RunFolder": "runs",
+    "named_host": "cards",
     "plan_run": "plan",
     "Trainer": "trainer",
     "Voice": "inference",

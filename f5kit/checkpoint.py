@@ -14,6 +14,7 @@ from torch import Tensor
 from f5kit.cfm import CFM
 from f5kit.config import PRESETS, ModelConfig
 from f5kit.errors import UserError
+from f5kit.lora import adapted_layers, load_adapters, merge_adapters, plain_state
 from f5kit.readings import fitting_configs
 from f5kit.repository import fetch_model, own_config, repository_name
 from f5kit.runs import WEIGHTS, RunFolder, file_of, write_meaning
@@ -110,6 +111,7 @@ def load_model(
     weights: str | None = None,
     config: str | ModelConfig | None = None,
     vocab: str | Path | None = None,
+    adapter: str | Path | None = None,
     device: str = "cpu",
 ) -> CFM:
     """A model ready to speak or to train, fp32, on `device`; `model.origin` says in words what was loaded.
@@ -118,10 +120,15 @@ def load_model(
     Hub, "tiny" is made fresh), a run folder (its best checkpoint), a checkpoint or export folder, a folder or file in
     upstream's published layout with its vocab.txt (or `vocab`), or a repository of the Hub, "user/name", whose licence
     and card are printed first. `weights` is "ema" or "raw"; by default a run's choice, else EMA. `config` says what
-    weights without a config.json mean; `readings` lists what can fit.
+    weights without a config.json mean; `readings` lists what can fit. `adapter` is the file of a LoRA run that was
+    trained on this model: it is merged into the weights.
 
     Raises UserError for anything that can't be found, and when weights and config do not belong together.
     """
+    if adapter is not None:
+        model = load_model(source, weights=weights, config=config, vocab=vocab, device=device)
+        model.origin += f" with {adapter}"
+        return merge_adapters(load_adapters(model, adapter)).eval()
     asked, (source, config, vocab) = source, _on_disk(source, config, vocab, show=True)
     folder = model_folder(source)
     if folder:
@@ -226,10 +233,14 @@ def _build(config: ModelConfig, tokenizer: Tokenizer, tensors: dict[str, Tensor]
 
 
 def export_model(model: CFM, folder: str | Path, dtype: torch.dtype = torch.float16) -> Path:
-    """Write a folder with the weights alone, in `dtype`, and what they mean: what `load_model` and `publish` take."""
+    """Write a folder with the weights alone, in `dtype`, and what they mean: what `load_model` and `publish` take.
+
+    Adapters are merged.
+    """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    state = {k: t if k.endswith("inv_freq") else t.to(dtype) for k, t in model.state_dict().items()}
+    whole = plain_state(model) if adapted_layers(model) else model.state_dict()
+    state = {k: t if k.endswith("inv_freq") else t.to(dtype) for k, t in whole.items()}
     write_tensors(folder / "model.safetensors", state)
     write_meaning(folder, model)
     return folder

@@ -12,7 +12,7 @@ from f5kit.errors import UserError
 
 BACKBONES = ("dit", "unett", "mmdit")
 MEL_KINDS = ("vocos", "bigvgan")
-OPTIMIZERS = ("adamw", "adamw8bit")
+OPTIMIZERS = ("adamw", "adamw8bit", "paged_adamw8bit")
 PRECISIONS = ("fp32", "bf16", "fp16")
 CHECKPOINTING = ("none", "selective", "full")
 SKIPS = ("concat", "add", "none")
@@ -180,7 +180,7 @@ class TrainConfig:
     keep_checkpoints: int = 3
     """How many checkpoints to keep, beside the best one."""
     optimizer: str = "adamw"
-    """"adamw", or "adamw8bit" (bitsandbytes)."""
+    """"adamw", or "adamw8bit" (bitsandbytes); "paged_adamw8bit" lets its states leave a GPU that is full."""
     precision: str = "fp32"
     """Autocast type of the forward pass; weights stay fp32."""
     checkpointing: str = "none"
@@ -202,6 +202,10 @@ class TrainConfig:
     """Evaluations without a lower held-out loss after which the run ends; 0: never."""
     keep_every: int = 0
     """Checkpoints at multiples of this many updates are kept for ever; 0: none."""
+    ema_offload: bool = False
+    """Keep the running average in the machine's memory and not on the GPU."""
+    lora_rank: int = 0
+    """Train adapters of this rank in place of the weights (lora.py); 0: train the weights."""
 
     def __post_init__(self):
         _one_of("TrainConfig", "optimizer", self.optimizer, OPTIMIZERS)
@@ -210,6 +214,7 @@ class TrainConfig:
         for name in ("updates", "update_frames", "micro_frames", "ema_horizon", "evaluate_every", "save_every"):
             value = getattr(self, name)
             _require(value >= 1, f"TrainConfig.{name} is {value}; it must be at least 1")
+        _require(self.lora_rank >= 0, f"TrainConfig.lora_rank is {self.lora_rank}; take 4 to 32, or 0 for no adapters")
         _require(self.learning_rate > 0, f"TrainConfig.learning_rate is {self.learning_rate}; it must be above 0")
         _require(
             0 <= self.warmup_updates < self.updates or self.updates == 1,

@@ -216,11 +216,17 @@ def _precision(device: str, facts: TorchFacts) -> Decision:
         return Decision("fp32", "exact and portable; bf16 can be asked for")
     if device == "mps":
         return Decision("fp32", "exact; half precision on Metal is not tested in this kit")
-    if facts.gpu.capability >= (8, 0):
-        return Decision("bf16", f"{facts.gpu.sm} computes bf16 natively")
-    if facts.gpu.capability >= (7, 0):
-        return Decision("fp16", f"{facts.gpu.sm} has no native bf16")
-    return Decision("fp32", f"{facts.gpu.sm} has no tensor cores for half precision")
+    return cuda_precision(facts.gpu.capability)
+
+
+def cuda_precision(capability: tuple[int, int]) -> Decision:
+    """What to train in on a CUDA device of that capability."""
+    sm = "sm_{}{}".format(*capability)
+    if capability >= (8, 0):
+        return Decision("bf16", f"{sm} computes bf16 natively")
+    if capability >= (7, 0):
+        return Decision("fp16", f"{sm} has no native bf16")
+    return Decision("fp32", f"{sm} has no tensor cores for half precision")
 
 
 # ---- the rest of the machine; `root` is the file system to read, for tests

@@ -25,7 +25,7 @@ from f5kit.trainer import Trainer
 # Options that go to `plan_run` as they are, with their types.
 _OPTIONS = {
     "updates": int, "minutes": float, "learning_rate": float, "optimizer": str, "precision": str, "update_frames": int,
-    "micro_frames": int, "checkpointing": str, "seed": int,
+    "micro_frames": int, "checkpointing": str, "lora_rank": int, "seed": int,
 }  # fmt: skip
 
 
@@ -75,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
                    max_minutes=options["max_minutes"])  # fmt: skip
             return
         dataset = load_dataset(options["dataset"])
-        plan = plan_run(options["model"], dataset, detect_host(), **chosen)
+        alone = "RANK" not in os.environ  # several processes would try their updates on one GPU, and plan differently
+        plan = plan_run(options["model"], dataset, detect_host(), **chosen, measure=None if alone else False)
         Trainer(plan, dataset, options["run"], [report], change=options["change"],
                 max_minutes=options["max_minutes"]).fit()  # fmt: skip
     except UserError as error:

@@ -1,21 +1,29 @@
 """The run plan: from what users know (a voice, a machine, some minutes) to what a trainer needs.
 
-Memory and time are estimated from the model's shape and the machine's name. Nothing is measured here yet; every figure
-in the plan says so in its reason.
+Memory is counted on the meta device (memory.py), time is estimated from the card's data sheet (cards.py), and the
+fastest way that fits is picked (pick.py). Where the card is in this machine, a real update with the longest batch
+corrects both (trial.py); else the plan says that nothing was measured, and holds for a named card as well:
+plan_run("F5TTS_v1_Base", dataset, named_host("T4")).
 """
 
 from __future__ import annotations
 
 import html
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 
 from f5kit.checkpoint import OWN_PRESETS, describe_model, model_folder
-from f5kit.config import CHECKPOINTING, OPTIMIZERS, PRECISIONS, ModelConfig, TrainConfig
+from f5kit.config import CHECKPOINTING, OPTIMIZERS, PRECISIONS, TrainConfig
 from f5kit.data import Dataset
 from f5kit.errors import UserError
 from f5kit.host import Host
+from f5kit.memory import OPTIMIZER_BYTES, MemoryModel, count_parameters
 from f5kit.optim import learning_rate as scheduled_rate
+from f5kit.pick import CONTEXT_GB, USABLE, Picker, Way
+from f5kit.trial import Trial, try_update
+
+__all__ = ["RunPlan", "plan_run", "count_parameters"]
 
 # Recipes by minutes of voice: updates and learning rate of a finetune. The updates are guesses that were not tuned;
 # the rate is upstream's. Between two rows the updates are interpolated on log scales.
@@ -29,24 +37,9 @@ _SAVE_SHARE = 0.05  # of the time that checkpoints may take
 _DISK_GB_PER_SECOND = 0.3  # written, read again and hashed: a guess for a rented machine's disk
 _PATIENCE = 5  # evaluations, a quarter of the run, without a lower held-out loss
 
-# Training arithmetic a card reaches on transformers of this size, TFLOP/s in its reduced precision: reasoned from its
-# data sheet, not measured by us. A name is matched by the first key it contains.
-_TFLOPS = {
-    "T4": 20, "P100": 8, "V100": 40, "L4": 35, "A10": 45, "RTX 3060": 20, "RTX 3090": 50, "RTX 4090": 110,
-    "A100": 120, "H100": 280, "H200": 300,
-}  # fmt: skip
-_CPU_TFLOPS_PER_CORE = 0.04  # fp32, AVX2
-
-# Bytes kept for the backward pass, per padded frame, block and channel. Counted on F5TTS_v1_Base and _Small;
-# "selective" keeps half of what "full" saves (counted on _Small: 68, 36 and 4 bytes of activations alone in fp32).
-_ACTIVATION = {
-    ("fp32", "none"): 88, ("fp32", "selective"): 50, ("fp32", "full"): 12,
-    ("half", "none"): 56, ("half", "selective"): 32, ("half", "full"): 8.5,
-}  # fmt: skip
-_OPTIMIZER_BYTES = {"adamw": 8.0, "adamw8bit": 2.04}  # per parameter
+_SESSION_MINUTES = {"colab": 12 * 60, "kaggle": 12 * 60}  # the longest that the hosts let a session run
+_LORA_RATE = 1e-4  # adapters start from nothing and learn at ten times the rate of weights
 _SMALL = 50e6  # parameters below which a finetune takes the higher learning rate of a small model
-_CONTEXT_GB = 0.6  # what CUDA and its libraries take before the first tensor
-_USABLE = 0.92  # share of the memory a plan may fill
 _GIB = 2**30
 
 
@@ -67,15 +60,19 @@ class RunPlan:
     accumulation: int
     """Forward passes in one update, about."""
     predicted_peak_gb: float
-    """Memory at the longest batch, estimated."""
+    """Memory at the longest batch, counted, with what CUDA and its libraries take."""
     measured_peak_gb: float | None
-    """The same, measured by a probe; None when nothing was measured."""
+    """The same, measured by a trial; None when nothing was measured."""
     seconds_per_update: float
     minutes: float
     disk_gb: float
     """Checkpoints and mel cache at their largest."""
     fits: bool
     """Memory and disk suffice."""
+    fits_session: bool
+    """The run is done before the host ends the session; else it is resumed in the next one."""
+    frames_per_second: float
+    """Padded frames of mel."""
     reasons: dict[str, str]
     """Why, by the name of the row."""
     derived: tuple[str, ...] = ()
@@ -90,10 +87,10 @@ class RunPlan:
         t = self.train
         stop = f"the run ends after {t.patience} in vain" if t.patience else "too short a run for a stop rule"
         values = {
-            "model": f"{self.model}, {self.parameters / 1e6:.1f} M parameters",
+            "model": f"{self.model}, {self.parameters / 1e6:.1f} M parameters" + self._adapters(),
             "device": self.device_name,
             "precision": t.precision,
-            "optimizer": t.optimizer,
+            "optimizer": t.optimizer + (", average in the machine's memory" if t.ema_offload else ""),
             "activation checkpointing": t.checkpointing,
             "update": f"{t.update_frames:,} padded frames ({t.update_frames / 93.75:.0f} s of speech)",
             "micro-batch": f"{t.micro_frames:,} padded frames, about {self.accumulation} in an update",
@@ -102,12 +99,20 @@ class RunPlan:
             "EMA": f"horizon {t.ema_horizon} updates",
             "judging": f"every {t.evaluate_every} updates; {stop}",
             "checkpoints": f"every {t.save_every} updates; samples every {t.sample_every}",
-            "memory": f"{self.predicted_peak_gb:.1f} GB",
-            "time": f"{self.minutes:.0f} minutes, {self.seconds_per_update:.2f} s an update",
+            "memory": f"{self.predicted_peak_gb:.1f} GB predicted" + self._measured(),
+            "speed": f"{self.frames_per_second:,.0f} frames a second, {self.seconds_per_update:.2f} s an update",
+            "time": f"{self.minutes:.0f} minutes",
             "disk": f"{self.disk_gb:.1f} GB",
             "fits": "yes" if self.fits else "NO",
+            "fits in this session": "yes" if self.fits_session else "no: it goes on in the next one",
         }
         return [(name, value, self.reasons.get(name, "")) for name, value in values.items()]
+
+    def _adapters(self) -> str:
+        return f", adapters of rank {self.train.lora_rank}" if self.train.lora_rank else ""
+
+    def _measured(self) -> str:
+        return "" if self.measured_peak_gb is None else f", {self.measured_peak_gb:.1f} GB measured"
 
     def __str__(self) -> str:
         return "\n".join(f"{name:>24}  {value:<52} {reason}".rstrip() for name, value, reason in self.rows())
@@ -118,6 +123,19 @@ class RunPlan:
             for row in self.rows()
         )
         return f"<table><tr><th>plan</th><th></th><th>why</th></tr>{body}</table>"
+
+    def beside(self, events: Sequence[dict]) -> dict[str, str]:
+        """What a run took, from its events, beside what was predicted: rows for a table."""
+        updates = [event for event in events if event["event"] == "update"]
+        peaks = [event["gpu_peak_gb"] + CONTEXT_GB for event in events if "gpu_peak_gb" in event]
+        seconds = sum(event["seconds"] for event in updates) / max(len(updates), 1)
+        minutes = sum(event["minutes"] for event in events if event["event"] == "end")
+        memory = f"{max(peaks):.1f} GB" if peaks else "not measured: no GPU"
+        return {
+            "memory": f"{self.predicted_peak_gb:.1f} GB predicted, {memory}",
+            "an update": f"{self.seconds_per_update:.2f} s predicted, {seconds:.2f} s taken",
+            "the run": f"{self.minutes:.1f} minutes predicted for updates, {minutes:.1f} taken with judging and saving",
+        }
 
     def plot_schedule(self):
         """The learning rate over the run, as a matplotlib figure."""
@@ -148,13 +166,17 @@ def plan_run(
     update_frames: int | None = None,
     micro_frames: int | None = None,
     checkpointing: str = "auto",
+    lora_rank: int = 0,
+    session_minutes: float | None = None,
+    measure: bool | None = None,
     seed: int = 0,
 ) -> RunPlan:
     """Derive a run from what is known.
 
     The length of the run comes from `updates`, else from `minutes` of training, else from the minutes of voice in the
-    dataset. Everything else has a default with a reason. The estimates are static: the model's shape and the device's
-    name, no measurement.
+    dataset. Everything else has a default with a reason. With a `lora_rank` adapters are trained in place of the
+    weights. `session_minutes` is how long the host lets a session run, where that is known. `measure`: try a real
+    update with the longest batch; None does so where the host's GPU is in this machine.
 
     Raises UserError for a dataset without clips to train on, a setting that does not exist, or a run whose longest
     clip does not fit the device.
@@ -162,7 +184,6 @@ def plan_run(
     if not dataset.train:
         raise UserError(f"{dataset.folder} has no clip to train on: see its report.json for why clips were rejected")
     config = describe_model(model)
-    parameters = count_parameters(config)
     longest = max(clip.frames for clip in dataset.train)
     total = sum(clip.frames for clip in dataset.train)
     why: dict[str, str] = {"device": host.device_reason}
@@ -170,92 +191,148 @@ def plan_run(
     if checked.partition("+")[2] != config.normaliser.partition("+")[2]:
         why["model"] = f"it reads texts as {config.normaliser}, and the report looked at them as {checked}"
     precision = _choose_precision(precision, host, why)
-    optimizer = _choose_optimizer(optimizer, host, why)
-    update_frames = update_frames or _choose_update(total, longest, why)
-    memory = MemoryModel(config, parameters, precision, optimizer)
+    _known("optimizer", optimizer, OPTIMIZERS)
     _known("checkpointing", checkpointing, CHECKPOINTING)
-    micro_frames, checkpointing = _choose_micro(
-        micro_frames, update_frames, longest, memory, host, why, checkpointing
-    )
-    seconds = update_frames * flops_per_frame(config) / (_tflops(host, why) * 1e12)
+    update_frames = max(update_frames or _choose_update(total, why), longest)
+    memory = MemoryModel(config, "cuda" if host.device == "cuda" else "cpu", precision, longest,
+                         _tokens(dataset, longest), lora_rank)  # fmt: skip
+    picker = Picker(memory, host, update_frames)
+    wishes = {"checkpointing": checkpointing, "optimizer": optimizer, "micro_frames": micro_frames}
+    way, trial = _choose_way(picker, wishes, measure, why)
+    seconds = way.seconds
     updates = _choose_updates(updates, minutes, dataset.seconds / 60, seconds, why)
-    fresh = model in OWN_PRESETS and model_folder(model) is None
-    kind = "fresh weights" if fresh else "a small model" if parameters < _SMALL else "usual for a finetune"
-    usual = min(RECIPES.items(), key=lambda row: abs(math.log(row[0] * 60 / max(dataset.seconds, 1))))[1]
-    rate = learning_rate or {"fresh weights": 1e-3, "a small model": 3e-4}.get(kind, usual["learning_rate"])
-    why["learning rate"] = "as given" if learning_rate else kind
-    checkpoint_gb = parameters * (8 + _OPTIMIZER_BYTES[optimizer]) / _GIB
+    rate = learning_rate or _choose_rate(model, memory.parameters, dataset.seconds, lora_rank, why)
+    if learning_rate:
+        why["learning rate"] = "as given"
+    checkpoint_gb = (8 * memory.parameters + memory.trained * (OPTIMIZER_BYTES[way.optimizer] or 2.04)) / _GIB
     evaluate_every, save_every = _intervals(updates, seconds, checkpoint_gb, why)
     train = TrainConfig(
         updates=updates, learning_rate=rate, warmup_updates=updates // 10, update_frames=update_frames,
-        micro_frames=micro_frames, ema_horizon=max(updates // 10, 1), evaluate_every=evaluate_every,
+        micro_frames=way.micro_frames, ema_horizon=max(updates // 10, 1), evaluate_every=evaluate_every,
         save_every=save_every, sample_every=max(updates // 4, 1), patience=_PATIENCE * (updates >= 100),
-        optimizer=optimizer, precision=precision, checkpointing=checkpointing, seed=seed,
+        optimizer=way.optimizer, precision=precision, checkpointing=way.checkpointing, ema_offload=way.ema_offload,
+        lora_rank=lora_rank, seed=seed,
     )  # fmt: skip
     asked = {"updates": "updates", "learning_rate": "learning rate", "optimizer": "optimizer", "precision": "precision"}
     derived = ("warmup_updates", "ema_horizon", *(k for k, row in asked.items() if why[row] != "as given"))
-    peak = memory.peak_gb(micro_frames, checkpointing)
     disk = checkpoint_gb * (train.keep_checkpoints + 2) + total * config.mel.n_mels * 4 / _GIB
     why["EMA"] = "a tenth of the run, started afresh"
     why["judging"] = "held-out clips with fixed noise; to wait a quarter of the run is a guess"
-    why["memory"] = f"estimated; {host.device_name} has {host.memory_gb:.1f} GB"
     kept = f"{train.keep_checkpoints} checkpoints, the best, and one being written"
     why["disk"] = f"{kept}; {host.disk_free_gb:.0f} GB free"
-    fits = peak <= host.memory_gb * _USABLE and disk <= host.disk_free_gb
+    peak = (trial.reserved_gb if trial else way.allocated_gb) + CONTEXT_GB
+    run_minutes = seconds * updates / 60
     return RunPlan(
-        model=model, train=train, parameters=parameters, device=host.device, device_name=host.device_name,
-        accumulation=math.ceil(update_frames / micro_frames), predicted_peak_gb=peak, measured_peak_gb=None,
-        seconds_per_update=seconds, minutes=seconds * updates / 60, disk_gb=disk, fits=fits, reasons=why,
-        derived=derived,
+        model=model, train=train, parameters=memory.parameters, device=host.device, device_name=host.device_name,
+        accumulation=way.passes, predicted_peak_gb=way.allocated_gb + CONTEXT_GB,
+        measured_peak_gb=peak if trial else None, seconds_per_update=seconds, minutes=run_minutes, disk_gb=disk,
+        fits=peak <= host.memory_gb * USABLE and disk <= host.disk_free_gb,
+        fits_session=_fits_session(run_minutes, session_minutes, host, why),
+        frames_per_second=update_frames / seconds, reasons=why, derived=derived,
     )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class MemoryModel:
-    """Bytes of weights, gradients, optimizer, EMA and activations, from the model's shape."""
-
-    config: ModelConfig
-    parameters: int
-    precision: str
-    optimizer: str
-
-    @property
-    def static_gb(self) -> float:
-        """What does not depend on the batch: fp32 weights, gradients and EMA, optimizer state, 16-bit casts."""
-        per_parameter = 4 + 4 + 4 + _OPTIMIZER_BYTES[self.optimizer] + (0 if self.precision == "fp32" else 2)
-        return self.parameters * per_parameter / _GIB + _CONTEXT_GB
-
-    def frame_gb(self, checkpointing: str) -> float:
-        """What one padded frame keeps for the backward pass."""
-        kind = "fp32" if self.precision == "fp32" else "half"
-        return _ACTIVATION[kind, checkpointing] * self.config.depth * self.config.dim / _GIB
-
-    def peak_gb(self, frames: int, checkpointing: str) -> float:
-        return self.static_gb + frames * self.frame_gb(checkpointing)
-
-    def largest(self, memory_gb: float, checkpointing: str) -> int:
-        """The most padded frames that fit."""
-        return max(int((memory_gb * _USABLE - self.static_gb) / self.frame_gb(checkpointing)), 0)
+def _choose_way(picker: Picker, wishes: dict, measure: bool | None, why: dict[str, str]) -> tuple[Way, Trial | None]:
+    """The best way that fits, tried where that can be done: what the trial tells corrects the choice, up to twice."""
+    way, trial = _best_way(picker, wishes), None
+    if _is_here(picker.host) if measure is None else measure:
+        for _ in range(3):
+            tried, trial = way, _try(picker, way)
+            way = _best_way(picker, wishes)
+            if trial.shortage is None and replace(way, seconds=0, allocated_gb=0) == replace(
+                tried, seconds=0, allocated_gb=0
+            ):
+                break
+    if trial and trial.shortage:
+        trial = None
+    _explain(picker, way, trial, wishes, why)
+    return way, trial
 
 
-def count_parameters(config: ModelConfig) -> int:
-    """Parameters of a model of that config, without making one."""
+def _best_way(picker: Picker, wishes: dict) -> Way:
+    """The best one that fits. Raises UserError when none does."""
+    memory, host = picker.memory, picker.host
+    if ways := picker.ways(**wishes):
+        return ways[0]
+    room = max(picker.largest(kind, name, offload) for kind in CHECKPOINTING
+               for name, offload in (("adamw", False), ("paged_adamw8bit", True)))  # fmt: skip
+    raise UserError(
+        f"the longest clip has {memory.longest:,} frames and about {room:,} fit on {host.device_name} "
+        f"({host.memory_gb:.1f} GB): prepare the data with a smaller max_seconds, or choose a smaller model"
+    )
+
+
+def _try(picker: Picker, way: Way) -> Trial:
+    """A real update, and what it says of the estimates."""
+    memory = picker.memory
+    train = TrainConfig(
+        updates=1, learning_rate=1e-9, warmup_updates=0, update_frames=picker.update_frames, ema_horizon=1,
+        micro_frames=way.micro_frames, evaluate_every=1, save_every=1, optimizer=way.optimizer,
+        precision=memory.precision, checkpointing=way.checkpointing, ema_offload=way.ema_offload,
+        lora_rank=memory.lora_rank,
+    )  # fmt: skip
+    passes = min(way.passes, 2)
+    trial = try_update(memory.config, train, picker.host.device, memory.longest, memory.tokens, passes=passes)
+    if trial.shortage:
+        memory.correction *= 1.2
+        return trial
+    step = memory.step(trial.frames, way.checkpointing).peak * memory.correction / _GIB
+    counted = memory.allocated_gb(trial.frames, way.checkpointing, way.optimizer, way.ema_offload, way.passes > 1)
+    memory.correction *= max((trial.reserved_gb - (counted - step)) / step, 0.5)
+    seconds = trial.seconds_per_pass * picker.update_frames / trial.frames + trial.seconds_per_update
+    picker.slower *= seconds / way.seconds
+    return trial
+
+
+def _is_here(host: Host) -> bool:
     import torch
 
-    from f5kit.cfm import CFM
-    from f5kit.text import Tokenizer
-
-    with torch.device("meta"):
-        model = CFM(config, Tokenizer([" ", *(f"#{i}" for i in range(1, config.vocab_size))]))
-    return sum(p.numel() for p in model.parameters())
+    return host.device == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_name() == host.device_name
 
 
-def flops_per_frame(config: ModelConfig) -> float:
-    """Forward and backward arithmetic of one frame: six per weight of the linear layers, and a tenth for attention."""
-    inner = config.heads * config.dim_head
-    block = 4 * config.dim * inner + 2 * config.dim * config.dim * config.ff_mult
-    edges = (3 * config.mel.n_mels + config.text_dim) * config.dim + config.dim * (config.dim // 16) * 31 * 2
-    return 6 * 1.1 * (config.depth * block + edges)
+def _explain(picker: Picker, way: Way, trial: Trial | None, wishes: dict, why: dict[str, str]) -> None:
+    """Reasons for what was picked."""
+    host = picker.host
+    plain = picker.largest("none", way.optimizer, way.ema_offload)
+    given = {name: "as given" for name, wish in wishes.items() if wish not in ("auto", None)}
+    fits = f"{plain:,} frames fit in a pass without it"
+    reason = fits if way.checkpointing == "none" else f"{fits}, {way.micro_frames:,} with it, which is faster"
+    why["activation checkpointing"] = given.get("checkpointing", reason)
+    plainest = "as fast as any here, and exact" if host.device == "cuda" else "fused AdamW is the fastest here"
+    makeshift = f"the states of AdamW leave too little room in {host.memory_gb:.1f} GB"
+    why["optimizer"] = given.get("optimizer", plainest if way.optimizer == "adamw" else makeshift)
+    why["micro-batch"] = given.get("micro_frames", "the most that fits, at most one update")
+    why.setdefault("update", "as given")
+    how = "counted on the meta device" if trial is None else "counted, and tried with the longest batch"
+    why["memory"] = f"{how}; {host.device_name} has {host.memory_gb:.1f} GB"
+    why["speed"] = picker.source if trial is None else "measured with the longest batch"
+    why["time"] = "updates alone; judging, samples and checkpoints come on top"
+
+
+def _fits_session(minutes: float, session_minutes: float | None, host: Host, why: dict[str, str]) -> bool:
+    allowed = session_minutes or _SESSION_MINUTES.get(host.platform)
+    if allowed is None:
+        why["fits in this session"] = "this machine ends no session by itself, as far as is known"
+        return True
+    why["fits in this session"] = f"{allowed:.0f} minutes are allowed, of which a tenth is kept for the rest"
+    return minutes <= 0.9 * allowed
+
+
+def _tokens(dataset: Dataset, longest: int) -> int:
+    """Letters of the densest text, over the frames of the longest clip."""
+    densest = max(len(clip.text) / clip.frames for clip in dataset.train)
+    return min(math.ceil(densest * longest), longest)
+
+
+def _choose_rate(model: str, parameters: int, seconds: float, lora_rank: int, why: dict[str, str]) -> float:
+    if lora_rank:
+        why["learning rate"] = "usual for adapters"
+        return _LORA_RATE
+    fresh = model in OWN_PRESETS and model_folder(model) is None
+    kind = "fresh weights" if fresh else "a small model" if parameters < _SMALL else "usual for a finetune"
+    usual = min(RECIPES.items(), key=lambda row: abs(math.log(row[0] * 60 / max(seconds, 1))))[1]
+    why["learning rate"] = kind
+    return {"fresh weights": 1e-3, "a small model": 3e-4}.get(kind, usual["learning_rate"])
 
 
 def _known(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -274,44 +351,9 @@ def _choose_precision(precision: str, host: Host, why: dict[str, str]) -> str:
     return precision
 
 
-def _choose_optimizer(optimizer: str, host: Host, why: dict[str, str]) -> str:
-    _known("optimizer", optimizer, OPTIMIZERS)
-    if optimizer != "auto":
-        why["optimizer"] = "as given"
-        return optimizer
-    if host.device == "cuda" and host.memory_gb < 24:
-        why["optimizer"] = "8-bit states leave room on a card below 24 GB"
-        return "adamw8bit"
-    why["optimizer"] = "fused AdamW is faster where memory is not short"
-    return "adamw"
-
-
-def _choose_update(total: int, longest: int, why: dict[str, str]) -> int:
-    frames = min(max(total // 10, 1_600), 19_200)
+def _choose_update(total: int, why: dict[str, str]) -> int:
     why["update"] = "a tenth of the voice, between 17 s and 205 s: a guess, not tuned"
-    return max(frames, longest)
-
-
-def _choose_micro(
-    micro, update_frames: int, longest: int, memory: MemoryModel, host: Host, why: dict[str, str], asked: str
-):
-    """(padded frames, checkpointing) of one forward pass."""
-    plain, recomputed = memory.largest(host.memory_gb, "none"), memory.largest(host.memory_gb, "full")
-    checkpointing = "none" if plain >= max(longest, update_frames // 4) else "full"
-    why["activation checkpointing"] = f"{plain:,} frames fit without it, {recomputed:,} with it (estimated)"
-    if asked != "auto":
-        checkpointing, why["activation checkpointing"] = asked, "as given"
-    room = memory.largest(host.memory_gb, checkpointing)
-    if max(room, micro or 0) < longest:
-        raise UserError(
-            f"the longest clip has {longest:,} frames and about {room:,} fit on {host.device_name} "
-            f"({host.memory_gb:.1f} GB): prepare the data with a smaller max_seconds, or choose a smaller model"
-        )
-    if micro:
-        why["micro-batch"] = "as given"
-        return max(micro, longest), checkpointing
-    why["micro-batch"] = "the most that is estimated to fit, at most one update"
-    return max(min(room, update_frames), longest), checkpointing
+    return min(max(total // 10, 1_600), 19_200)
 
 
 def _choose_updates(updates, minutes, voice_minutes: float, seconds: float, why: dict[str, str]) -> int:
@@ -337,15 +379,3 @@ def _intervals(updates: int, seconds: float, checkpoint_gb: float, why: dict[str
     apart = max(min(math.ceil(affordable / evaluate), 5), 2)
     why["checkpoints"] = f"so that writing {checkpoint_gb:.1f} GB takes about a twentieth of the time, and four or more"
     return evaluate, min(apart * evaluate, updates)
-
-
-def _tflops(host: Host, why: dict[str, str]) -> float:
-    if host.device == "cpu":
-        why["time"] = f"estimated for {host.cores} processor cores"
-        return _CPU_TFLOPS_PER_CORE * host.cores
-    for name, tflops in _TFLOPS.items():
-        if name in host.device_name:
-            why["time"] = f"estimated from the data sheet of the {name}"
-            return tflops
-    why["time"] = f"{host.device_name} is not in our table: taken as fast as a T4"
-    return _TFLOPS["T4"]

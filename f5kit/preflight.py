@@ -117,7 +117,7 @@ def _estimate(model: str, minutes: float, host: Host) -> list[tuple[str, str, st
     """What a finetune takes here, by the run plan; on a CPU and on Metal that is said as it is."""
     what = f"{model} on {minutes:g} minutes of voice"
     try:
-        plan = plan_run(model, described_voice(minutes, describe_model(model).normaliser), host)
+        plan = plan_run(model, described_voice(minutes, describe_model(model).normaliser), host, measure=False)
     except (UserError, OSError) as error:
         return [("finetuning", "not estimated", str(error))]
     hours = plan.minutes / 60

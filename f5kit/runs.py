@@ -10,6 +10,7 @@
         model.safetensors       weights as trained ("raw")
         ema.safetensors         their running average; ema_075: three quarters of the way there from the base
         optimizer.safetensors   with these three and state.json a run resumes as if it had never stopped
+        adapter.safetensors     and adapter_ema: of a LoRA run, what was trained; the weights above have it merged
         config.json  vocab.txt  what the weights mean
         data.json               the dataset's name and length, and what the speaker has agreed to
         state.json              counters, held-out losses, what was done about trouble
@@ -41,8 +42,9 @@ _ROOM = 1.2  # a save needs this many times its size
 # What a resumed run takes from the plan it is given: it alters memory, speed and bookkeeping only.
 _FREE = {
     "micro_frames", "checkpointing", "compile", "workers", "save_every", "evaluate_every", "sample_every",
-    "keep_checkpoints", "keep_every", "patience",
+    "keep_checkpoints", "keep_every", "patience", "ema_offload",
 }  # fmt: skip
+_SINCE = {"lora_rank": 0}  # settings that runs of older versions did not have, and how they were trained
 # The run's course: a resumed run keeps its own, unless a change is asked for. All else can never change.
 _COURSE = {"updates", "learning_rate", "warmup_updates", "ema_horizon", "optimizer", "precision"}
 
@@ -128,7 +130,7 @@ class RunFolder:
         """
         if (self.path / "run.json").is_file():
             old, now = self.info, info["plan"]["train"]
-            was = old["plan"]["train"]
+            was = {**_SINCE, **old["plan"]["train"]}
             changed = {k: (was.get(k), v) for k, v in now.items() if k not in _FREE and was.get(k) != v}
             changed |= {k: (old[k], info[k]) for k in ("model", "manifest_hash") if old[k] != info[k]}
             said = "; ".join(f"{k} {a!r} -> {b!r}" for k, (a, b) in changed.items())
@@ -168,9 +170,17 @@ class RunFolder:
                 os.replace(checkpoint.path, aside)
         return None
 
-    def save(self, update: int, tensors: dict[str, dict[str, Tensor]], model: nn.Module, state: dict) -> Checkpoint:
+    def save(
+        self,
+        update: int,
+        tensors: dict[str, dict[str, Tensor]],
+        model: nn.Module,
+        state: dict,
+        about: dict[str, dict[str, str]] | None = None,
+    ) -> Checkpoint:
         """Write a checkpoint: all files under a temporary name, the manifest last, then one rename.
 
+        `about` is the metadata of tensor files, by their name.
         Raises OSError when the disk does not take it; the checkpoints that are there stay as they are.
         """
         folder = self.path / "checkpoints" / f"update_{update:06d}"
@@ -181,7 +191,7 @@ class RunFolder:
         try:
             partial.mkdir()
             for name, group in tensors.items():
-                write_tensors(partial / f"{name}.safetensors", group)
+                write_tensors(partial / f"{name}.safetensors", group, (about or {}).get(name))
             write_meaning(partial, model)
             write_json(partial / "data.json", dataset_facts(self.path))
             write_json(partial / "state.json", state)

@@ -38,10 +38,19 @@ from f5kit.errors import UserError
 from f5kit.gauges import read_gauges
 from f5kit.interrupts import Interrupts
 from f5kit.lock import RunLock
-from f5kit.optim import EMA, build_optimizer, learning_rate, optimizer_tensors, restore_optimizer
+from f5kit.lora import about_adapters, adapter_tensors, add_adapters, plain_state, put_adapters
+from f5kit.optim import (
+    EMA,
+    build_optimizer,
+    learning_rate,
+    optimizer_tensors,
+    restore_optimizer,
+    trained_parameters,
+)
 from f5kit.processes import highest, joined, shares, sum_gradients, total
 from f5kit.recovery import SCALE_FLOOR, Recovery, shortage_of, would_fit
 from f5kit.runs import Checkpoint, RunFolder, relative_path
+from f5kit.tuning import apply_environment
 from f5kit.weights import read_tensors, write_json
 
 _ENDS = ("", "the planned updates are done", "the held-out loss stopped falling", "time", "SIGTERM", "SIGINT")
@@ -169,24 +178,30 @@ class Trainer:
         self.accelerator = Accelerator(
             mixed_precision={"fp32": "no"}.get(precision, precision), cpu=self.plan.device == "cpu"
         )
+        apply_environment(self.accelerator.device.type)  # TF32 for what is left in fp32
 
     def _setup_model(self, checkpoint: Checkpoint | None) -> None:
-        source = checkpoint.path if checkpoint else self.plan.model
+        adapters = self.config.lora_rank
+        source = checkpoint.path if checkpoint and not adapters else self.plan.model
         self.model: CFM = load_model(source, weights="raw", device=str(self.accelerator.device))
+        if adapters:
+            add_adapters(self.model, adapters, seed=self.config.seed)
+            if checkpoint:
+                put_adapters(self.model, read_tensors(checkpoint.path / "adapter.safetensors"))
         self.model.train()
-        self.ema = EMA(self.model, self.config.ema_horizon)
+        self.ema = EMA(self.model, self.config.ema_horizon, "cpu" if self.config.ema_offload else None)
         if checkpoint:
-            averages = read_tensors(checkpoint.path / "ema.safetensors", str(self.model.device))
-            self.ema.weights = {name: averages[name] for name in self.ema.weights}
+            averages = read_tensors(checkpoint.path / ("adapter_ema.safetensors" if adapters else "ema.safetensors"))
+            self.ema.weights = {name: averages[name].to(t.device) for name, t in self.ema.weights.items()}
         self.model.transformer.recompute = self.config.checkpointing
         if self.config.compile:
             self.model.transformer.compile()
 
     def _setup_optimizer(self, checkpoint: Checkpoint | None) -> None:
-        self._names = [name for name, _ in self.model.named_parameters()]
+        self._names, self._trained = zip(*trained_parameters(self.model), strict=True)
         expected = sum(p.numel() for p in self.model.parameters()) * 16 / 1e8  # seconds, on a slow disk
         self._slowest_save = max(self._slowest_save, expected)
-        self.optimizer = build_optimizer(self.model.parameters(), self.config)
+        self.optimizer = build_optimizer(self._trained, self.config)
         # Autocast alone: processes share their gradients in `_gradients`, once an update.
         self._forward = self.accelerator.prepare_model(self.model, evaluation_mode=True)
         if checkpoint and checkpoint.state.get("optimizer", self.config.optimizer) == self.config.optimizer:
@@ -272,7 +287,7 @@ class Trainer:
                 break
             self._make_room(step, parts, shortage)
             parts = self._prepare((step, members))
-        sum_gradients(self.model.parameters())
+        sum_gradients(self._trained)
         return total(loss.item(), device)
 
     def _accumulate(self, parts: list[tuple[Batch, Draws]], count: float) -> torch.Tensor:
@@ -305,7 +320,7 @@ class Trainer:
         """The norm of the gradient before it was cut to the largest allowed one."""
         if self.accelerator.scaler:
             self.accelerator.scaler.unscale_(self.optimizer)
-        return torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip).item()
+        return torch.nn.utils.clip_grad_norm_(self._trained, self.config.grad_clip).item()
 
     def _apply(self) -> float:
         """One optimizer update from the gradients at hand. Returns its learning rate.
@@ -398,15 +413,26 @@ class Trainer:
         state = {"step": self.step, "scaler": scaler.state_dict() if scaler else None, **self._judged,
                  "optimizer": self.config.optimizer, "recovery": self.recovery.to_dict(),
                  "lowest": self._lowest}  # fmt: skip
-        weights = self.model.state_dict()
-        if not all(tensor.isfinite().all() for tensor in weights.values()):
+        tensors, about = self._weights(), {}
+        if not all(tensor.isfinite().all() for tensor in tensors["model"].values()):
             raise OSError("the weights are not finite")
-        buffers = {name: b for name, b in self.model.named_buffers() if name in weights}
-        tensors = {"model": weights, "ema": {**self.ema.weights, **buffers},
-                   "optimizer": optimizer_tensors(self.optimizer, self._names)}  # fmt: skip
-        checkpoint = self.run.save(self.update, tensors, self.model, state)
+        if self.config.lora_rank:
+            tensors |= {"adapter": adapter_tensors(self.model), "adapter_ema": self.ema.weights}
+            about = dict.fromkeys(("adapter", "adapter_ema"), about_adapters(self.model))
+        tensors["optimizer"] = optimizer_tensors(self.optimizer, self._names)
+        checkpoint = self.run.save(self.update, tensors, self.model, state, about)
         self._choose(checkpoint, state)
         self.run.rotate(self.config.keep_checkpoints, self.config.keep_every)
+
+    def _weights(self) -> dict[str, dict[str, torch.Tensor]]:
+        """The model as it was trained and as it is on average, both without adapters beside their layers."""
+        if self.config.lora_rank:
+            with self.ema_weights():
+                averaged = plain_state(self.model)
+            return {"model": plain_state(self.model), "ema": averaged}
+        weights = self.model.state_dict()
+        buffers = {name: b for name, b in self.model.named_buffers() if name in weights}
+        return {"model": weights, "ema": {**self.ema.weights, **buffers}}
 
     def _choose(self, checkpoint: Checkpoint, state: dict) -> None:
         """Let `best.json` point at this checkpoint if its loss is the lowest. A user's choice stays."""

@@ -90,6 +90,11 @@ class TensorFile:
         """Name and shape of every tensor, from the header alone."""
         return {key: tuple(self._file.get_slice(key).get_shape()) for key in self._file.keys()}
 
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What was written beside the tensors; empty when nothing was."""
+        return self._file.metadata() or {}
+
     def __getitem__(self, key: str) -> Tensor:
         return self._file.get_tensor(key)
 

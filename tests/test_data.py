@@ -189,3 +189,37 @@ def test_what_was_measured_travels_with_the_clip(dataset):
     for clip, row in zip(dataset.clips, dataset.rows(), strict=True):
         assert (clip.rms_dbfs, clip.snr) == (row["measures"]["rms_dbfs"], row["measures"]["snr"])
         assert clip.snr > 20  # a synthesiser's pauses are clean
+
+
+def nasty(kind, n, rng):
+    """Lengths in frames that real collections come with, and worse."""
+    return {
+        "all alike": lambda: [700] * n,
+        "two kinds": lambda: [rng.choice((94, 2_800)) for _ in range(n)],
+        "one giant": lambda: [rng.randint(90, 400) for _ in range(n - 1)] + [6_000],
+        "heavy tail": lambda: [int(min(94 * rng.paretovariate(1.1), 2_800)) for _ in range(n)],
+        "flat": lambda: [rng.randint(30, 2_800) for _ in range(n)],
+        "growing": lambda: [30 + int(1.01**i) % 2_700 for i in range(n)],
+        "three clips": lambda: [50, 51, 2_800],
+    }[kind]()
+
+
+NASTY = ["all alike", "two kinds", "one giant", "heavy tail", "flat", "growing", "three clips"]
+
+
+@pytest.mark.parametrize("kind", NASTY)
+def test_a_thousand_batches_never_exceed_the_plans_padded_budget(kind):
+    """Neither an update nor any pass of it, whatever the lengths; and no clip is left out of any epoch."""
+    rng = random.Random(kind)
+    frames = nasty(kind, 333, rng)
+    update = max(14_000, max(frames))  # as `plan_run` has it: the longest clip always fits
+    micro = max(3_200, max(frames))
+    seen, steps = [0] * len(frames), 0
+    for _, members in itertools.islice(batches(frames, update, seed=4), 1_000):
+        assert len(members) * max(frames[i] for i in members) <= update
+        for part in micro_batches(members, frames, micro):
+            assert len(part) * max(frames[members[p]] for p in part) <= micro
+            for p in part:
+                seen[members[p]] += 1
+        steps += 1
+    assert steps == 1_000 and max(seen) - min(seen) <= 1 and min(seen) > 0

@@ -29,13 +29,13 @@ LAYERS = {
     -1: "errors",
     0: "config host pinyin numerals alignment media provenance install keys",
     1: "audio text chunks weights layers ode optim readings archives tables features journal lock interrupts recovery"
-    " gauges processes push sounds gate",
+    " gauges processes push sounds gate cards",
     2: "dit unett mmdit vocoder data ingest slicing audit asr scores runs speech joining show repository",
     3: "cfm lora report cleaning verdicts workplace transcribe durations progress blind recorder places",
-    4: "checkpoint summary reference tuning passes",
-    5: "plan trainer inference convert probe vocab prepare backup",
-    6: "evaluate judge card log panel script edit launch preflight studio",
-    7: "widgets hub service",
+    4: "checkpoint summary reference tuning passes memory",
+    5: "trainer inference convert probe vocab prepare backup trial pick",
+    6: "evaluate judge card log panel script edit plan selfcheck studio",
+    7: "widgets hub launch preflight service",
     8: "review routes",
     9: "serve",
 }

@@ -1,12 +1,17 @@
 """The plan: it says what it decided and why, and refuses what can't be."""
 
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
+from f5kit.cards import CARDS, card_of, named_host
+from f5kit.config import PRESETS
 from f5kit.errors import UserError
-from f5kit.host import Decision, Host
+from f5kit.host import Decision, Host, detect_host
 from f5kit.plan import plan_run
+from f5kit.preflight import described_voice
 
 
 def card(name, gb, precision="fp16", disk=100.0):
@@ -16,23 +21,24 @@ def card(name, gb, precision="fp16", disk=100.0):
 T4, A100 = card("Tesla T4", 14.74), card("NVIDIA A100-SXM4-40GB", 39.39, "bf16")
 
 
-def test_a_t4_gets_small_optimizer_states_and_a_large_card_does_not(dataset):
-    t4, a100 = (plan_run("F5TTS_v1_Base", dataset, host) for host in (T4, A100))
-    assert (t4.train.optimizer, a100.train.optimizer) == ("adamw8bit", "adamw")
+def test_a_full_card_gets_small_optimizer_states_and_a_large_one_does_not():
+    voice = described_voice(60, "published", seconds=20.0)
+    small, t4, a100 = (plan_run("F5TTS_v1_Base", voice, host) for host in (card("RTX 3060", 7.75), T4, A100))
+    assert (small.train.optimizer, t4.train.optimizer, a100.train.optimizer) == ("adamw8bit", "adamw", "adamw")
     assert (t4.train.precision, a100.train.precision) == ("fp16", "bf16")
-    assert t4.predicted_peak_gb <= 14.74 * 0.92
-    assert a100.seconds_per_update < t4.seconds_per_update
-    assert t4.fits and a100.fits
+    assert t4.predicted_peak_gb <= 14.74 * 0.92 and small.predicted_peak_gb <= 7.75 * 0.92
+    assert a100.seconds_per_update < t4.seconds_per_update < small.seconds_per_update
+    assert t4.fits and a100.fits and t4.measured_peak_gb is None
 
 
 def test_a_small_card_recomputes_activations(dataset):
     plan = plan_run("F5TTS_v1_Base", dataset, card("RTX 3060", 6.5))
-    assert plan.train.checkpointing == "full"
+    assert plan.train.checkpointing in ("selective", "full")
     assert plan.predicted_peak_gb <= 6.5 * 0.92
 
 
 def test_checkpointing_is_taken_as_given(dataset):
-    plans = [plan_run("F5TTS_v1_Base", dataset, A100, micro_frames=4_000, checkpointing=kind)
+    plans = [plan_run("F5TTS_v1_Base", dataset, A100, update_frames=4_000, checkpointing=kind)
              for kind in ("full", "selective", "none")]  # fmt: skip
     assert [plan.train.checkpointing for plan in plans] == ["full", "selective", "none"]
     assert plans[0].predicted_peak_gb < plans[1].predicted_peak_gb < plans[2].predicted_peak_gb
@@ -42,7 +48,7 @@ def test_checkpointing_is_taken_as_given(dataset):
 
 def test_what_does_not_fit_is_said_before_the_run(dataset):
     with pytest.raises(UserError, match=r"longest clip has .* frames and about 0 fit on Tiny card"):
-        plan_run("F5TTS_v1_Base", dataset, card("Tiny card", 4.0))
+        plan_run("F5TTS_v1_Base", dataset, card("Tiny card", 3.0))
     assert not plan_run("F5TTS_v1_Base", dataset, card("Tesla T4", 14.74, disk=3.0)).fits
 
 
@@ -60,7 +66,7 @@ def test_every_choice_shows_its_reason(dataset):
     unexplained = {name for name, _, reason in plan.rows() if not reason} - {"model", "device", "fits"}
     assert not unexplained
     assert "not tuned" in plan.reasons["updates"]
-    assert "estimated" in plan.reasons["memory"]
+    assert "counted" in plan.reasons["memory"] and "estimated" in plan.reasons["speed"]
     assert "<table>" in plan._repr_html_()
     assert plan.plot_schedule().axes
 
@@ -76,3 +82,89 @@ def test_the_micro_batch_holds_the_longest_clip(dataset):
     longest = max(clip.frames for clip in dataset.train)
     plan = plan_run("tiny", dataset, T4, update_frames=10, micro_frames=10)
     assert plan.train.micro_frames == longest
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_named_card_is_planned_for_without_having_it(name):
+    host = named_host(name)
+    plan = plan_run("F5TTS_v1_Base", described_voice(30, "published", seconds=10.0), host)
+    assert plan.fits and plan.predicted_peak_gb <= host.memory_gb * 0.92
+    assert plan.measured_peak_gb is None and "counted" in plan.reasons["memory"]
+    assert plan.frames_per_second == pytest.approx(plan.train.update_frames / plan.seconds_per_update)
+    assert card_of(host)[0] == CARDS[name]
+
+
+def test_named_cards_are_told():
+    with pytest.raises(UserError, match="no card 'RTX 9000' in the table; choose one of T4, P100"):
+        named_host("RTX 9000")
+    assert card_of(card("NVIDIA A100-PCIE-40GB", 39.4))[0].memory_gb == CARDS["A100-40"].memory_gb
+    assert "taken as fast as a T4" in card_of(card("NVIDIA GB10", 100.0))[1]
+
+
+def test_a_named_card_answers_within_five_seconds():
+    """In a process of its own, as a user asks; processor seconds, for the tests' machine may be busy."""
+    code = """
+import time
+from f5kit import PRESETS
+from f5kit.cards import named_host
+from f5kit.plan import plan_run
+from f5kit.preflight import described_voice
+begun = time.process_time()
+plan_run("F5TTS_v1_Base", described_voice(60, "published", seconds=25.0), named_host("RTX 3060 12GB"))
+print(time.process_time() - begun)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 5
+
+
+def test_the_fastest_way_is_picked_and_not_the_biggest_batch():
+    voice = described_voice(60, "published", seconds=20.0)
+    for name in ("T4", "RTX 3060 12GB", "L4"):
+        plan = plan_run("F5TTS_v1_Base", voice, named_host(name), update_frames=19_200)
+        biggest = plan_run("F5TTS_v1_Base", voice, named_host(name), update_frames=19_200, checkpointing="full")
+        assert plan.seconds_per_update <= biggest.seconds_per_update
+        assert biggest.train.micro_frames >= plan.train.micro_frames
+
+
+def test_adapters_are_planned_with_their_memory(dataset):
+    whole, adapters = (plan_run("F5TTS_v1_Base", dataset, T4, lora_rank=rank) for rank in (0, 8))
+    assert adapters.predicted_peak_gb < whole.predicted_peak_gb - 4
+    assert adapters.disk_gb < whole.disk_gb
+    assert (adapters.train.lora_rank, adapters.train.learning_rate) == (8, 1e-4)
+    assert "adapters of rank 8" in str(adapters)
+
+
+def test_a_session_that_is_too_short_is_told(dataset):
+    assert plan_run("F5TTS_v1_Base", dataset, T4, updates=10).fits_session
+    plan = plan_run("F5TTS_v1_Base", dataset, T4, updates=10, session_minutes=0.01)
+    assert plan.fits and not plan.fits_session and "no: it goes on in the next one" in str(plan)
+
+
+def test_a_trial_corrects_the_plan(dataset):
+    """A real update on this machine: the counted memory is right, the time was a guess from a data sheet."""
+    host = detect_host("cpu")
+    guessed, tried = (plan_run("tiny", dataset, host, updates=5, measure=m) for m in (False, True))
+    assert guessed.measured_peak_gb is None
+    assert tried.measured_peak_gb == pytest.approx(guessed.predicted_peak_gb, rel=0.05)
+    assert tried.reasons["speed"].startswith("measured") and tried.seconds_per_update > 0
+
+
+def test_a_trial_that_does_not_fit_leads_to_smaller_passes(dataset, monkeypatch):
+    """What the allocator loses is unknown before: here a device that holds half of what was thought."""
+    import f5kit.plan as plans
+
+    real, sizes = plans.try_update, []
+
+    def scarce(config, train, *args, **kwargs):
+        sizes.append(train.micro_frames)
+        tried = real(config, train, *args, **kwargs)
+        return replace(tried, shortage="out of memory") if len(sizes) == 1 else tried
+
+    monkeypatch.setattr(plans, "try_update", scarce)
+    longest = max(clip.frames for clip in dataset.train)
+    memory = plans.MemoryModel(PRESETS["tiny"], "cpu", "fp32", longest, 40)
+    needed = memory.allocated_gb(1_600, "none", "adamw", accumulates=False)
+    host = replace(detect_host("cpu"), memory_gb=(needed * 1.02 + 0.6) / 0.92)
+    plan = plan_run("tiny", dataset, host, updates=5, update_frames=1_600, checkpointing="none", measure=True)
+    assert sizes[1] < sizes[0] and plan.train.micro_frames <= sizes[0]
+    assert plan.measured_peak_gb is not None

@@ -60,9 +60,14 @@ def test_commands_exist(target):
 
 @pytest.mark.parametrize(
     ("program", "option"),
-    [(["notebooks/run.py"], "--demo"), (["-m", "f5kit.convert"], "--to"), (["-m", "f5kit.launch"], "--processes"),
-     (["-m", "f5kit.serve"], "--new-key")],
-    ids=["run", "convert", "launch", "serve"],
+    [
+        (["notebooks/run.py"], "--demo"),
+        (["-m", "f5kit.convert"], "--to"),
+        (["-m", "f5kit.launch"], "--processes"),
+        (["-m", "f5kit.serve"], "--new-key"),
+        (["-m", "f5kit.selfcheck"], "--minutes"),
+    ],
+    ids=["run", "convert", "launch", "serve", "selfcheck"],
 )
 def test_programs_help(program, option):
     done = subprocess.run([sys.executable, *program, "--help"], cwd=ROOT, capture_output=True, text=True)
@@ -112,6 +117,14 @@ def test_tables_are_those_of_the_records():
         assert table in README, f"the README has not this table:\n{table}"
     judged = json.loads((ROOT / "benchmarks" / "results" / "judge_starter.json").read_text())
     assert f"{judged['settings']['sentences']} sentences that it had not heard" in " ".join(README.split())
+
+
+def test_the_memory_table_is_predicted_and_says_so():
+    record = json.loads((ROOT / "benchmarks" / "results" / "memory_table.json").read_text())
+    assert {"command", "commit", "date", "hardware", "versions"} <= record.keys() and record["predicted"]
+    text = " ".join(README.split())
+    assert "Predicted, [not measured](benchmarks/results/memory_table.json)" in text
+    assert "when clips are 10 s at most" in text and record["settings"]["longest_clip_frames"] == 938
 
 
 def test_links_to_files_lead_there():

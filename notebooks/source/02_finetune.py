@@ -16,7 +16,8 @@
 # ## Parameters
 # Leave `minutes` and `updates` at 0 and the plan derives them from how much voice there is; 0 as learning
 # rate is its choice too. `run_name` names the run folder (empty: like the voice). Two runs compare well
-# when all but one value agree. `max_minutes` is what the host allows: the run is saved before that, and goes
+# when all but one value agree. With a `lora_rank` (8 is usual) **LoRA** trains a small addition to each layer
+# in place of the layer: less memory, and a file of a few MB beside the merged weights. `max_minutes` is what the host allows: the run is saved before that, and goes
 # on when you start it again. A run that goes on keeps its settings; with `change_run` it takes new ones.
 # `backup` names where copies of the run go while it trains, and where a new session finds them: Google Drive,
 # a private repository of the Hub, or a folder (on Kaggle the output of a saved version stays by itself).
@@ -29,8 +30,9 @@ base_model = "F5TTS_v1_Base"  #@param {type:"string"}
 minutes = 0.0  #@param {type:"number"}
 updates = 0  #@param {type:"integer"}
 learning_rate = 0.0  #@param {type:"number"}
-optimizer = "auto"  #@param ["auto", "adamw", "adamw8bit"]
+optimizer = "auto"  #@param ["auto", "adamw", "adamw8bit", "paged_adamw8bit"]
 precision = "auto"  #@param ["auto", "fp32", "bf16", "fp16"]
+lora_rank = 0  #@param {type:"integer"}
 max_minutes = 0.0  #@param {type:"number"}
 change_run = False  #@param {type:"boolean"}
 seed = 0  #@param {type:"integer"}
@@ -73,15 +75,18 @@ print(host, dataset, f"starting from {base_model}", sep="\n")
 
 # %% [markdown]
 # ## The plan
-# What the run will do and cost, with a reason for every choice. Read the last row: when it says NO, make
-# `precision` or `optimizer` smaller, or cut the longest clips in notebook 01.
+# What the run will do and cost, with a reason for every choice: the fastest way of training that fits this
+# device. Memory is counted before anything is computed, and on a GPU a real update with the longest clips
+# corrects it. When the row *fits* says NO, cut the longest clips in notebook 01, or try a `lora_rank`.
 
 # %%
 from f5kit import plan_run
 
 length = {"minutes": minutes or None, "updates": updates or None}
-kinds = {"optimizer": optimizer, "precision": precision}
-plan = plan_run(base_model, dataset, host, **length, **kinds, learning_rate=learning_rate or None, seed=seed)
+kinds = {"optimizer": optimizer, "precision": precision, "lora_rank": lora_rank}
+limit = {"session_minutes": max_minutes or None}
+kinds["learning_rate"] = learning_rate or None
+plan = plan_run(base_model, dataset, host, **length, **kinds, **limit, seed=seed)
 plan
 
 # %% [markdown]
@@ -123,7 +128,7 @@ import torch
 from f5kit.launch import launch
 
 if torch.cuda.device_count() > 1:
-    settings = {**length, **kinds, "learning_rate": learning_rate or None, "max_minutes": max_minutes or None}
+    settings = {**length, **kinds, "max_minutes": max_minutes or None}
     launch(dataset.folder, run_dir, base_model, torch.cuda.device_count(), **settings, seed=seed)
 
 # %% [markdown]
@@ -150,10 +155,11 @@ run = Trainer(plan, dataset, run_dir, callbacks, change=change_run, max_minutes=
 run
 
 # %% [markdown]
-# ## The loss
-# Training losses jump about: every update sees other clips and other noise. The held-out losses are
-# measured on the same clips with the same noise each time; when they rise while the training loss falls,
-# the run was too long. It then ends by itself, and the best checkpoint is the one with the lowest, not the last.
+# ## What it took, and the loss
+# Memory and time stand beside what the plan had said before. Training losses jump about: every update sees
+# other clips and other noise. The held-out losses are measured on the same clips with the same noise each
+# time; when they rise while the training loss falls, the run was too long. It then ends by itself, and the
+# best checkpoint is the one with the lowest, not the last.
 
 # %%
 from f5kit.widgets import loss_figure, table
@@ -162,8 +168,9 @@ picture = loss_figure(run.events(), plan.train.updates)
 plot = picture.save(root / "plots" / f"loss_{run_name}.png")
 judged = [event for event in run.events() if event["event"] == "evaluate"]
 losses = {"start": judged[0]["loss_raw"], "end": judged[-1]["loss_raw"], "end_ema": judged[-1]["loss_ema"]}
+took = plan.beside(run.events())
 shown = {f"held-out loss, {name}": loss for name, loss in losses.items()}
-display(table({**shown, "best": f"{run.best['checkpoint']} {run.best['weights']}", "lowest": run.best["loss"]}))
+display(table({**took, **shown, "best": f"{run.best['checkpoint']} {run.best['weights']}", "lowest": run.best["loss"]}))
 picture
 
 # %% [markdown]
@@ -183,7 +190,7 @@ players({"recorded": dataset.path(sentence), "before": before, **{path.stem: pat
 # %%
 result = {"notebook": "<<name>>", "run": run_name, "seconds": round(time.time() - started, 1)}
 result |= {"host": str(host), "voice": voice, "base_model": base_model, "train": plan.train.to_dict()}
-result |= {"losses": losses, "best": run.best, "plots": [str(plot)]}
+result |= {"took": took, "losses": losses, "best": run.best, "plots": [str(plot)]}
 result["sounds"] = [str(path) for path in [before, *made[-2:]]]
 path = run.path / "result.json"
 path.write_text(json.dumps(result, indent=2))
