@@ -149,21 +149,30 @@ def _choose_alone(options: list[str], missing: list[str], have: dict[str, str]) 
     """name==version of all that lacks, whatever the host's own packages ask of one another; empty where it can't be.
 
     Packages of a host often contradict each other (its torch asks for newer setuptools than it has), and pip refuses
-    then. Only what the new packages ask for counts here, and what the host has of it must do.
+    then. Only what the new packages ask for counts here; of one that is too new for the host, an older one is taken.
     """
     chosen: dict[str, str] = {}
-    wanted = missing
-    while wanted:
-        done = _pip(*options, "--dry-run", "--no-deps", "--report", "-", *wanted)
+    wanted, older = missing, []
+    for _ in range(60):
+        if not wanted:
+            return [f"{name}=={version}" for name, version in chosen.items()]
+        done = _pip(*options, "--dry-run", "--no-deps", "--report", "-", *wanted, *older)
         if done.returncode:
-            return []
-        found = [item["metadata"] for item in json.loads(done.stdout)["install"]]
-        chosen |= {canonical(about["name"]): about["version"] for about in found}
-        needs = [line for about in found for line in about.get("requires_dist", [])]
-        wanted = find_missing(needs, have | chosen)
-        if not found or any(canonical(re.split(r"[^A-Za-z0-9._-]", line)[0]) in have | chosen for line in wanted):
-            return []
-    return [f"{name}=={version}" for name, version in chosen.items()]
+            break
+        found = {canonical(item["metadata"]["name"]): item["metadata"] for item in json.loads(done.stdout)["install"]}
+        known = have | chosen | {name: about["version"] for name, about in found.items()}
+        needs = {name: find_missing(about.get("requires_dist", []), known) for name, about in found.items()}
+        clashing = [n for n, lines in needs.items() if any(_name(line) in known for line in lines)]
+        if clashing:
+            older += [f"{name}<{found[name]['version']}" for name in clashing]
+            continue
+        chosen |= {name: about["version"] for name, about in found.items()}
+        wanted, older = sorted({line for lines in needs.values() for line in lines}), []
+    return []
+
+
+def _name(requirement: str) -> str:
+    return canonical(re.split(r"[^A-Za-z0-9._-]", requirement)[0])
 
 
 def explain(said: str, missing: list[str], beside: Path | None) -> str:

@@ -102,6 +102,7 @@ def test_a_host_that_contradicts_itself_gets_what_lacks(elsewhere, tmp_path, mon
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     make_wheel(wheels, "f5kit_deeper", "2.0", ("hosts_torch",))
+    make_wheel(wheels, "f5kit_deeper", "3.0", ("hosts_tools>=2",))  # too new for this host
     source = make_wheel(wheels, "f5kit_needs", "1.0", ("hosts_torch>=1", "f5kit_deeper", "gone; extra == 'x'"))
     for name, needs in (("hosts_torch", ("hosts_tools>=77",)), ("hosts_tools", ())):
         with zipfile.ZipFile(make_wheel(tmp_path, name, "1.0", needs)) as wheel:

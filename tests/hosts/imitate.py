@@ -38,7 +38,8 @@ nest-asyncio pyzmq tornado debugpy psutil filelock fsspec sympy mpmath networkx 
 httpx httpcore anyio h11 idna certifi sniffio typer click shellingham rich markdown-it-py mdurl requests urllib3
 charset-normalizer regex wandb protobuf platformdirs pydantic pydantic_core annotated-types typing-inspection sentry-sdk
 GitPython gitdb smmap einx frozendict setuptools entrypoints ipython-genutils tensorboard tensorboard-data-server
-grpcio absl-py Markdown Werkzeug comm papermill
+grpcio absl-py Markdown Werkzeug comm papermill datasets pyarrow pandas pytz tzdata tokenizers multiprocess dill xxhash
+aiohttp aiosignal aiohappyeyeballs frozenlist multidict propcache yarl attrs flatbuffers
 """.split()
 ABSENT = {"bitsandbytes", "vocos", "x-transformers", "torchdiffeq", "f5kit"}  # what the hosts lack and f5kit brings
 
