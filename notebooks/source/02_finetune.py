@@ -152,8 +152,7 @@ callbacks += [WandbLogger("f5kit", run_name)] if wandb else []
 if backup:
     callbacks.append(Backup(backup))
     restore_run(backup, run_dir)
-limits = {"change": change_run, "max_minutes": max_minutes or None}
-run = Trainer(plan, dataset, run_dir, callbacks, **limits).fit()
+run = Trainer(plan, dataset, run_dir, callbacks, change=change_run, max_minutes=max_minutes or None).fit()
 run
 
 # %% [markdown]
