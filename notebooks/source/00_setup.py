@@ -54,7 +54,7 @@ root
 # whose notes on each weight are kept in a quarter of the room), **checkpointing** (what a layer computed is
 # forgotten and computed again when the gradient needs it), and **gradient accumulation** (several small
 # batches add up to one update), of which the plan takes what is the fastest. All weights are trained; **LoRA**
-# (training a small addition to each layer in place of the layer) needs less memory: `lora_rank` in notebook 02.
+# (training a small addition to each layer in place of the layer) needs less memory: see the plan in notebook 02.
 
 # %%
 from f5kit.preflight import preflight

@@ -16,8 +16,7 @@
 # ## Parameters
 # Leave `minutes` and `updates` at 0 and the plan derives them from how much voice there is; 0 as learning
 # rate is its choice too. `run_name` names the run folder (empty: like the voice). Two runs compare well
-# when all but one value agree. With a `lora_rank` (8 is usual) **LoRA** trains a small addition to each layer
-# in place of the layer: less memory, and a file of a few MB beside the merged weights. `max_minutes` is what the host allows: the run is saved before that, and goes
+# when all but one value agree. `max_minutes` is what the host allows: the run is saved before that, and goes
 # on when you start it again. A run that goes on keeps its settings; with `change_run` it takes new ones.
 # `backup` names where copies of the run go while it trains, and where a new session finds them: Google Drive,
 # a private repository of the Hub, or a folder (on Kaggle the output of a saved version stays by itself).
@@ -32,7 +31,6 @@ updates = 0  #@param {type:"integer"}
 learning_rate = 0.0  #@param {type:"number"}
 optimizer = "auto"  #@param ["auto", "adamw", "adamw8bit", "paged_adamw8bit"]
 precision = "auto"  #@param ["auto", "fp32", "bf16", "fp16"]
-lora_rank = 0  #@param {type:"integer"}
 max_minutes = 0.0  #@param {type:"number"}
 change_run = False  #@param {type:"boolean"}
 seed = 0  #@param {type:"integer"}
@@ -77,13 +75,16 @@ print(host, dataset, f"starting from {base_model}", sep="\n")
 # ## The plan
 # What the run will do and cost, with a reason for every choice: the fastest way of training that fits this
 # device. Memory is counted before anything is computed, and on a GPU a real update with the longest clips
-# corrects it. When the row *fits* says NO, cut the longest clips in notebook 01, or try a `lora_rank`.
+# corrects it. When the row *fits* says NO, cut the longest clips in notebook 01.
+#
+# With a `lora_rank` of 8 in the cell below, **LoRA** trains a small addition to each layer in place of the
+# layer: less memory, and a file of a few MB beside the merged weights.
 
 # %%
 from f5kit import plan_run
 
 length = {"minutes": minutes or None, "updates": updates or None}
-kinds = {"optimizer": optimizer, "precision": precision, "lora_rank": lora_rank}
+kinds = {"optimizer": optimizer, "precision": precision, "lora_rank": 0}
 limit = {"session_minutes": max_minutes or None}
 kinds["learning_rate"] = learning_rate or None
 plan = plan_run(base_model, dataset, host, **length, **kinds, **limit, seed=seed)
