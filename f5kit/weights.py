@@ -136,7 +136,7 @@ class WithoutWeights(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if getattr(func, "__module__", "") == "torch.nn.init" or func in (torch.Tensor.normal_, torch.Tensor.uniform_):
+        if getattr(func, "__module__", "") == "torch.nn.init":
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
         return func(*args, **kwargs)
 
