@@ -138,6 +138,8 @@ class WithoutWeights(TorchFunctionMode):
         kwargs = kwargs or {}
         if getattr(func, "__module__", "") == "torch.nn.init":
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        if func in (torch.Tensor.normal_, torch.Tensor.uniform_):  # trunc_normal_ draws until it fits
+            return args[0].zero_()
         return func(*args, **kwargs)
 
 
