@@ -40,17 +40,17 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt-
 
 @pytest.fixture(scope="module")
 def workspace(dataset, tmp_path_factory) -> Path:
-    """A run of a tiny model, and notebook 05 set up for it."""
+    """A run of the starter voice, and notebook 05 set up for it."""
     import papermill.iorw
     import papermill.parameterize
 
     from f5kit import Trainer, detect_host, plan_run
 
     root = tmp_path_factory.mktemp("workspace")
-    plan = plan_run("tiny", dataset, detect_host("cpu"), updates=2)
+    plan = plan_run("starter", dataset, detect_host("cpu"), updates=2)
     Trainer(plan, dataset, root / "runs" / "my_voice").fit()
     notebook = papermill.iorw.load_notebook_node(str(ROOT / "notebooks" / "05_speak.ipynb"))
-    values = {"workspace": str(root), "steps": 4, "text": "Hello from a browser."}
+    values = {"workspace": str(root), "steps": 8, "text": "Hello from a browser."}
     papermill.iorw.write_ipynb(papermill.parameterize.parameterize_notebook(notebook, values), str(root / "05.ipynb"))
     clip = dataset.path(min(dataset.clips, key=lambda clip: clip.seconds))
     write_audio(root / "mine.wav", read_audio(clip))
