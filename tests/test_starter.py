@@ -58,6 +58,15 @@ def test_it_loads_in_another_process_without_a_network(tmp_path):
     assert done.returncode == 0 and done.stdout.strip() == str(FOLDER / "model.safetensors"), done.stderr
 
 
+def test_loading_it_draws_no_random_number_and_imports_no_compiler():
+    code = (
+        "import sys, torch; from f5kit import load_model; state = torch.get_rng_state(); load_model('starter'); "
+        "print(torch.equal(state, torch.get_rng_state()), 'torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False"], done.stdout + done.stderr
+
+
 @pytest.mark.usefixtures("one_thread")
 def test_it_speaks_with_a_voice_of_its_own():
     assert model_folder("starter") == FOLDER
