@@ -14,7 +14,6 @@ PARITY := .venv-parity
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 TORCH := $(shell grep '^torch==' constraints.txt)
-NOTEBOOK_TESTS := tests/test_notebook*.py tests/test_road*.py
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help:
@@ -22,7 +21,7 @@ help:
 	@echo "make test       lint, unit tests, every notebook"
 	@echo "make faults     broken inputs, kills, full disks, rotten bits and worse; one line a kind"
 	@echo "make parity     compare live with the f5-tts package"
-	@echo "make bench      speaking, serving and training beside upstream's; writes benchmarks/results/"
+	@echo "make bench      speaking, serving, training and faults beside upstream's; writes benchmarks/results/"
 	@echo "make hosts      the notebooks in copies of Colab's and Kaggle's versions, and from a wheel"
 	@echo "make notebooks  write notebooks/*.ipynb from notebooks/source/"
 	@echo "make lint       ruff on code and notebooks"
@@ -31,11 +30,9 @@ help:
 demo: $(STAMP)
 	$(PY) notebooks/run.py --demo
 
+# Two files of tests at a time; threads that wait for work sleep meanwhile, or they would keep the others from it.
 test: lint
-	@echo "== unit tests"
-	$(PY) -m pytest tests --ignore=tests/faults $(addprefix --ignore=,$(wildcard $(NOTEBOOK_TESTS))) --durations=5
-	@echo "== notebooks"
-	$(PY) -m pytest $(wildcard $(NOTEBOOK_TESTS)) --durations=5
+	OMP_WAIT_POLICY=passive $(PY) -m pytest tests --ignore=tests/faults -n 2 --dist loadfile --durations=5
 
 faults: $(STAMP)
 	$(PY) -m pytest tests/faults -q
@@ -50,6 +47,7 @@ bench: $(PARITY)/.installed $(STAMP)
 	$(PY) benchmarks/speak.py --words
 	$(PARITY)/bin/python benchmarks/serve.py
 	$(PARITY)/bin/python benchmarks/train_step.py
+	$(PARITY)/bin/python benchmarks/upstream_faults.py
 	$(PY) benchmarks/memory_table.py
 	$(PY) benchmarks/adam8bit.py
 

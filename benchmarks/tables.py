@@ -58,13 +58,29 @@ def _way(row: dict) -> str:
     return ", ".join(words + [f"{row['checkpointing']} recomputing"] * (row["checkpointing"] != "none"))
 
 
+def faults(name: str) -> str:
+    """What both trainers made of the same faults."""
+    record = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    rows = {
+        "killed while saving: the newest checkpoint could not be loaded": ("F1", "unloadable", "kills"),
+        "a bit of the checkpoint flipped: loaded without a word": ("F3", "silent", "flips"),
+        "stopped and resumed: a clip not once in each epoch": ("F4", "clips_not_once_an_epoch", "stops"),
+    }
+    lines = ["| | f5kit | upstream |", "|---|---|---|"]
+    for words, (case, bad, of) in rows.items():
+        counts = (f"{record[system][case][bad]} of {record[system][case][of]}" for system in ("f5kit", "upstream"))
+        lines.append(f"| {words} | {' | '.join(counts)} |")
+    return "\n".join(lines)
+
+
 def tables() -> list[str]:
     """Every table, as markdown."""
     systems = {
         "recordings": "recordings", "copy synthesis": "recordings through the vocoder", "voice": "**starter voice**",
         "another speaker's reference": "with another speaker's reference", "shuffled texts": "texts shuffled",
     }  # fmt: skip
-    return [judged("judge_starter.json", systems), memory("memory_table.json", "F5TTS_v1_Base")]
+    return [judged("judge_starter.json", systems), faults("upstream_faults.json"),
+            memory("memory_table.json", "F5TTS_v1_Base")]  # fmt: skip
 
 
 if __name__ == "__main__":

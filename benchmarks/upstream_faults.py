@@ -24,9 +24,11 @@ import time
 import warnings
 from collections import Counter
 from datetime import date
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from demo import processor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "faults"))
 from small import furnish, losses, trainer, weights  # noqa: E402
@@ -178,14 +180,14 @@ def flips(file: Path, refused, number: int) -> dict:
     return {"flips": number, "silent": number - noticed}
 
 
-def resumes(train, room: Path, folder: Path, clips: int, updates: int, **about) -> dict:
-    """Stop after each update and resume; count the stops after which some clip came more or less than once an epoch."""
+def resumes(train, room: Path, folder: Path, clips: int, last: int, **about) -> dict:
+    """Stop after each update but the last and resume; count the stops after which a clip did not come once an epoch."""
     wrong = 0
-    for stop in range(1, updates):
+    for stop in range(1, last):
         seen = train(room, folder / str(stop), stop, **about) + train(room, folder / str(stop), **about)
         exposure = Counter(clip for batch in seen for clip in batch)
         wrong += len(exposure) != clips or set(exposure.values()) != {EPOCHS}
-    return {"stops": updates - 1, "clips_not_once_an_epoch": wrong}
+    return {"stops": last - 1, "clips_not_once_an_epoch": wrong}
 
 
 def main() -> None:
@@ -220,8 +222,9 @@ def main() -> None:
         found["upstream"]["F4"] = resumes(train_theirs, room, work / "theirs_f4", clips, updates)
     for case in ("F1", "F3", "F4"):
         print(case, "f5kit", found["f5kit"][case], "upstream", found["upstream"][case])
-    record = {"command": " ".join(["python", *sys.argv]), "date": date.today().isoformat(), "versions": {
-        "python": platform.python_version(), "torch": torch.__version__}, **found}  # fmt: skip
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "f5-tts": version("f5-tts")}
+    record = {"command": " ".join(["python", *sys.argv]), "date": date.today().isoformat(), "hardware": processor(),
+              "versions": versions, **found}  # fmt: skip
     (RESULTS / "upstream_faults.json").write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -204,9 +204,14 @@ class Dataset:
         clips = sorted(self.heldout or self.train, key=lambda clip: clip.seconds)
         return clips[len(clips) // 2]
 
+    @property
+    def judged(self) -> list[Clip]:
+        """The clips that losses are taken on: at most 16 held-out ones (training ones if none)."""
+        return (self.heldout or self.train)[:16]
+
     def judging_batches(self, tokenizer: Tokenizer) -> list[Batch]:
-        """The clips that models are judged on, in batches of four: at most 16 held-out ones (training ones if none)."""
-        clips = sorted((self.heldout or self.train)[:16], key=lambda clip: clip.frames)
+        """The judged clips, in batches of four."""
+        clips = sorted(self.judged, key=lambda clip: clip.frames)
         return [self.batch(clips[i : i + 4], tokenizer) for i in range(0, len(clips), 4)]
 
     def rows(self) -> list[dict]:

@@ -151,7 +151,7 @@ class MemoryModel:
 
     def _ends(self, frames: int, checkpointing: str) -> float:
         """The most bytes beside the gradients when the backward pass has come to the first block, or below it."""
-        constant, frame = self._cost(checkpointing, 0)
+        constant, frame = self._cost("none", 0)  # without blocks there is nothing to recompute
         below, step = constant + frame * frames, self.step(frames, checkpointing)
         return max(below.backward, step.backward - step.saved + below.saved)
 

@@ -35,7 +35,8 @@ RECIPES = {
 }
 _SAVE_SHARE = 0.05  # of the time that checkpoints may take
 _DISK_GB_PER_SECOND = 0.3  # written, read again and hashed: a guess for a rented machine's disk
-_PATIENCE = 5  # evaluations, a quarter of the run, without a lower held-out loss
+_JUDGING_SHARE = 0.2  # of the time that held-out losses may take
+_PATIENCE = 0.25  # of the run, without a lower held-out loss
 
 _SESSION_MINUTES = {"colab": 12 * 60, "kaggle": 12 * 60}  # the longest that the hosts let a session run
 _LORA_RATE = 1e-4  # adapters start from nothing and learn at ten times the rate of weights
@@ -205,11 +206,13 @@ def plan_run(
     if learning_rate:
         why["learning rate"] = "as given"
     checkpoint_gb = (8 * memory.parameters + memory.trained * (OPTIMIZER_BYTES[way.optimizer] or 2.04)) / _GIB
-    evaluate_every, save_every = _intervals(updates, seconds, checkpoint_gb, why)
+    evaluate_every = _choose_judging(updates, sum(clip.frames for clip in dataset.judged) / update_frames)
+    save_every = _choose_saving(updates, evaluate_every, seconds, checkpoint_gb, why)
     train = TrainConfig(
         updates=updates, learning_rate=rate, warmup_updates=updates // 10, update_frames=update_frames,
         micro_frames=way.micro_frames, ema_horizon=max(updates // 10, 1), evaluate_every=evaluate_every,
-        save_every=save_every, sample_every=max(updates // 4, 1), patience=_PATIENCE * (updates >= 100),
+        save_every=save_every, sample_every=max(updates // 4, 1),
+        patience=math.ceil(_PATIENCE * updates / evaluate_every) * (updates >= 100),
         optimizer=way.optimizer, precision=precision, checkpointing=way.checkpointing, ema_offload=way.ema_offload,
         lora_rank=lora_rank, seed=seed,
     )  # fmt: skip
@@ -217,7 +220,7 @@ def plan_run(
     derived = ("warmup_updates", "ema_horizon", *(k for k, row in asked.items() if why[row] != "as given"))
     disk = checkpoint_gb * (train.keep_checkpoints + 2) + total * config.mel.n_mels * 4 / _GIB
     why["EMA"] = "a tenth of the run, started afresh"
-    why["judging"] = "held-out clips with fixed noise; to wait a quarter of the run is a guess"
+    why["judging"] = "8 to 20 times a run, by its price, on clips held out; to wait a quarter of the run is a guess"
     kept = f"{train.keep_checkpoints} checkpoints, the best, and one being written"
     why["disk"] = f"{kept}; {host.disk_free_gb:.0f} GB free"
     peak = (trial.reserved_gb if trial else way.allocated_gb) + CONTEXT_GB
@@ -372,10 +375,16 @@ def _choose_updates(updates, minutes, voice_minutes: float, seconds: float, why:
     return RECIPES[max(RECIPES)]["updates"]
 
 
-def _intervals(updates: int, seconds: float, checkpoint_gb: float, why: dict[str, str]) -> tuple[int, int]:
-    """Updates between two evaluations, and between two checkpoints: whole evaluations, at least four in the run."""
-    evaluate = max(updates // 20, 1)
+def _choose_judging(updates: int, judged: float) -> int:
+    """Updates between two held-out losses, `judged` being the frames they look at, in updates: a twentieth of the run,
+    or more where they would take more than their share of the time, and an eighth at most."""
+    price = 8 * judged / 3  # raw and EMA, four times each, and without the backward pass
+    return max(min(math.ceil(price / _JUDGING_SHARE), updates // 8), updates // 20, 1)
+
+
+def _choose_saving(updates: int, evaluate: int, seconds: float, checkpoint_gb: float, why: dict[str, str]) -> int:
+    """Updates between two checkpoints: whole evaluations, at least four in the run."""
     affordable = checkpoint_gb / _DISK_GB_PER_SECOND / _SAVE_SHARE / max(seconds, 1e-9)  # updates a save must be apart
-    apart = max(min(math.ceil(affordable / evaluate), 5), 2)
+    apart = max(min(math.ceil(affordable / evaluate), updates // 4 // evaluate), 2)
     why["checkpoints"] = f"so that writing {checkpoint_gb:.1f} GB takes about a twentieth of the time, and four or more"
-    return evaluate, min(apart * evaluate, updates)
+    return min(apart * evaluate, updates)

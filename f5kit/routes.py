@@ -301,9 +301,10 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def broken(request, error):
+        closes = {"connection": "close"}  # which uvicorn does after this; a caller who is not told sends into the void
         if is_shortage(error):
-            return answer(503, "the memory was too short for this", {"retry-after": "5"})
-        return answer(500, "a fault of this server; its log has more")
+            return answer(503, "the memory was too short for this", {"retry-after": "5"} | closes)
+        return answer(500, "a fault of this server; its log has more", closes)
 
 
 def _describe_keys(app: FastAPI, keys: bool) -> None:

@@ -153,7 +153,7 @@ def main(arguments: list[str] | None = None) -> None:
         values = {"workspace": str(workspace), "demo": options.demo} | given
         if options.demo and name.startswith("03"):  # a few updates, in a run folder of its own
             usual = given.get("run_name") or given.get("voice", "my_voice")
-            values |= {"run_name": f"{usual}_a100", "updates": 4}
+            values |= {"run_name": f"{usual}_a100", "updates": 2}
         seconds[name] = run_stage(name, workspace, {key: values[key] for key in known[name] & values.keys()})
     farewell(workspace, gather(workspace, seconds))
 

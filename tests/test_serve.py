@@ -317,6 +317,7 @@ def test_faults_of_ours_are_told_without_details(voice, caplog):
         answer = say(client)
         assert answer.status_code == 500 and "secret" not in answer.text and "home" not in answer.text
         assert answer.json()["error"]["type"] == "server_error"
+        assert answer.headers["connection"] == "close"  # as the server does: the next call takes another one
         deadline = time.monotonic() + 5
         while "inner secret" not in caplog.text:  # the log gets it after the caller
             assert time.monotonic() < deadline

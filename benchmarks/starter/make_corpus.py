@@ -40,6 +40,7 @@ VOICES = {"slt": 0.42, "rms": 0.32, "kal16": 0.08, "hts": 0.10, "espeak": 0.08}
 HELDOUT_VOICE, HELDOUT_CLIPS, HELDOUT_SINCE = "slt", 200, 2009  # years of the addresses that no training text is from
 DEMO_VOICE, DEMO_CLIPS = "awb", 60  # spoken to judge a finetune, and never trained on
 SPLITS = ("train", "heldout", "demo")
+TWO = 0.5  # of the texts that end a sentence, how many go on with another
 SECONDS_A_WORD = 0.37  # of these voices, about: how many texts the hours need
 
 _ALLOWED = re.compile(r"[A-Za-z' ,.;:!?\"-]+")
@@ -130,6 +131,9 @@ def train_clips(books: dict[str, str], hours: float) -> list[Clip]:
         words = hours * share * 3600 / SECONDS_A_WORD
         while words > 0:
             text, source = next(pool)
+            if text[-1] in ".!?" and rng.random() < TWO:  # as long as a reference and a sentence are together
+                second, other = next(pool)
+                text, source = f"{text} {second}", f"{source}, {other}"
             words -= len(text.split())
             clips.append(Clip(f"{voice}_{len(clips):06d}", voice, text, source, "train"))
     return clips

@@ -55,7 +55,7 @@ root = Path(workspace or workspace_root() / "f5kit_workspace").resolve()
 restore_workspace(root)  # on Kaggle: the output of an earlier version, added as an input
 run_name = run_name or voice
 if demo:
-    base_model, updates = "starter", updates or 300
+    base_model, updates = "starter", updates or 150
 
 # %% [markdown]
 # ## The machine and the data

@@ -5,7 +5,7 @@
 # recogniser, by speaker similarity and by ear; one choice, written into the run folder for the notebooks after
 # this one; and a table of how well the chosen voice says sentences that nobody has judged by yet.
 #
-# **It takes** some minutes on a GPU, and about a minute for the demo on two CPU cores.
+# **It takes** some minutes on a GPU, and about four for the demo on two CPU cores.
 #
 # **You need** a run folder from notebook 02 or 03.
 
@@ -35,7 +35,7 @@ demo = False  #@param {type:"boolean"}
 
 # %% [markdown]
 # The run and the dataset it was trained on. With fewer than four held-out clips, clips of the training stand
-# in, and the figures flatter. The demo has fewer candidates and speaks with fewer steps.
+# in, and the figures flatter. The demo has fewer candidates, and fewer sentences, spoken with fewer steps.
 
 # %%
 import json
@@ -49,7 +49,8 @@ started, device = time.time(), detect_host().device
 root = Path(workspace or workspace_root() / "f5kit_workspace").resolve()
 run = RunFolder(root / "runs" / (run_name or voice))
 dataset = load_dataset(run.dataset_folder)
-newest, sentences, steps, pairs = (1, 3, 8, 2) if demo else (newest, sentences, steps, pairs)
+between = (0.5,) if demo else (0.5, 0.75)
+newest, sentences, others, steps, pairs = (1, 3, 7, 8, 2) if demo else (newest, sentences, others, steps, pairs)
 recorded = dataset.heldout if len(dataset.heldout) > 3 else dataset.clips
 sentences = min(sentences, len(recorded) // 2)
 
@@ -82,7 +83,7 @@ from f5kit.widgets import table
 clips = [(dataset.path(clip), clip.text) for clip in recorded]
 trial, fresh = clips[:sentences], clips[sentences : sentences + others]
 texts = [text for _, text in trial]
-how = {"newest": newest, "between": (0.5, 0.75), "reference": reference or None, "steps": steps, "seed": seed}
+how = {"newest": newest, "between": between, "reference": reference or None, "steps": steps, "seed": seed}
 candidates = compare_checkpoints(run, dataset, texts, **how)
 folder = root / "sounds" / run.path.name
 sounds = [c.speech.save(folder / f"04_{c.name.replace(' ', '_')}.wav") for c in candidates]

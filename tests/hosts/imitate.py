@@ -77,8 +77,10 @@ def preinstall(python: Path, host: str) -> list[str]:
             lines.append(f"{name}=={version}")
     pinned = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     torch = [line.split(" ;")[0] for line in pinned if re.match(r"torch(audio)?==", line)]
-    quiet = (python, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check")
-    for line in [*torch, *lines]:
+    quiet = (python, "-m", "pip", "install", "-q", "--disable-pip-version-check")
+    run(*quiet, torch[0], check=True)  # with what its build needs: for some Pythons the index has one for CUDA alone
+    quiet = (*quiet, "--no-deps")
+    for line in [*torch[1:], *lines]:
         done = run(*quiet, line, capture_output=True)
         if done.returncode:  # no wheel for this Python: the newest that there is
             name = line.split("==")[0]
