@@ -87,7 +87,9 @@ class Features:
             with open(shard_path(self.folder, shard), "rb") as file:
                 # Copy on write: torch wants memory it might change, and never does.
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-            self._maps[shard] = torch.frombuffer(mapped, dtype=torch.float16).view(-1, self.bins)  # all frames, bins
+            # A run that was killed while it wrote may have left part of a frame, which no index names.
+            values = len(mapped) // (2 * self.bins) * self.bins
+            self._maps[shard] = torch.frombuffer(mapped, dtype=torch.float16, count=values).view(-1, self.bins)
         return self._maps[shard][first : first + frames].float()  # n d
 
     def __getstate__(self):

@@ -149,6 +149,22 @@ def test_killed_again_and_again_it_continues(tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["at_once", "in", "out"]
 
 
+def test_a_file_of_features_cut_within_a_frame_is_read_and_never_grown(tmp_path):
+    """As a kill leaves it while the next clip's mel is on its way to the disk."""
+    source = folder_with(tmp_path / "in", GOOD)
+    first = prepare_dataset(source, tmp_path / "out", progress=False)
+    mels = [first.mel(clip) for clip in first.clips]
+    (shard,) = (tmp_path / "out" / "features").glob("*/*.f16")
+    with open(shard, "ab") as file:
+        file.write(bytes(4096 - shard.stat().st_size % 4096 + 4096))
+    assert shard.stat().st_size % 200  # not whole frames
+    (source / "metadata.csv").write_text("\n".join([*GOOD, f"a4|{TEXT}"]))
+    soundfile.write(source / "wavs" / "a4.wav", voice(seed=44), 24_000)
+    second = prepare_dataset(source, tmp_path / "out", progress=False)
+    assert all(torch.equal(second.mel(clip), mel) for clip, mel in zip(second.clips, mels, strict=False))
+    assert second.mel(second.clips[3]).isfinite().all()
+
+
 def test_two_at_a_time_are_refused(tmp_path):
     """Also where a dead process left its number, which another process has now."""
     source = folder_with(tmp_path / "in", GOOD)
