@@ -31,11 +31,13 @@ demo: $(STAMP)
 	$(PY) notebooks/run.py --demo
 
 # Two files of tests at a time; threads that wait for work sleep meanwhile, or they would keep the others from it.
+TWO_FILES := OMP_WAIT_POLICY=passive $(PY) -m pytest -n 2 --dist loadfile
+
 test: lint
-	OMP_WAIT_POLICY=passive $(PY) -m pytest tests --ignore=tests/faults -n 2 --dist loadfile --durations=5
+	$(TWO_FILES) tests --ignore=tests/faults --durations=5
 
 faults: $(STAMP)
-	$(PY) -m pytest tests/faults -q
+	$(TWO_FILES) tests/faults -q
 
 parity: $(PARITY)/.installed
 	$(PARITY)/bin/python tests/parity/compare_text.py

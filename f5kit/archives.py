@@ -59,11 +59,10 @@ def unpack(archive: Path, folder: Path, limits: Limits = Limits()) -> list[tuple
             problem = problem or _bad_name(name) or _write(folder.joinpath(*[p for p in parts if p]), content, meter)
             if problem:
                 refused.append((_shown(name), problem))
-    except _DAMAGED as error:
+    except BaseException as error:
         shutil.rmtree(folder)
-        raise UserError(f"{archive} cannot be unpacked ({_shown(str(error))}); download or pack it again") from None
-    except BaseException:
-        shutil.rmtree(folder)
+        if isinstance(error, _DAMAGED) and not isinstance(error, UserError):  # a UserError says itself what to do
+            raise UserError(f"{archive} cannot be unpacked ({_shown(str(error))}); download or pack it again") from None
         raise
     return refused
 

@@ -63,19 +63,3 @@ def awake():
         return model
 
     return fill
-
-
-@pytest.fixture
-def tell(request):
-    """A function (case, injected, survived): the line of a fault, by the reporter of tests/faults if there is one."""
-
-    def told(case: str, injected: int, survived: int) -> None:
-        try:
-            report = request.getfixturevalue("report")
-        except pytest.FixtureLookupError:
-            print(f"{case} injected={injected} survived={survived} silent={injected - survived}")
-            assert injected == survived
-        else:
-            report(case, injected=injected, survived=survived, silent=injected - survived)
-
-    return told

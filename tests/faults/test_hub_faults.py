@@ -61,7 +61,7 @@ def halves(hub, versions: list[dict[str, str]]) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fault_at_every_request(kind, hub, tmp_path, tell):
+def test_a_fault_at_every_request(kind, hub, tmp_path, report):
     versions = [write_voice(tmp_path / "voice", 0)]
     faults = [hub.fail(stage, kind) for stage in STAGES]
     if kind == "kill":
@@ -88,10 +88,10 @@ def test_a_fault_at_every_request(kind, hub, tmp_path, tell):
     assert hashes(repository.files) == versions[0] and repository.private
     assert halves(hub, versions) == 0
     assert len(repository.revisions) == 2  # a commit whose answer was lost is not made twice
-    tell("F11", len(faults), len(faults))
+    report("F11", injected=len(faults), survived=len(faults), every_request=kind)
 
 
-def test_a_push_killed_at_any_time_leaves_the_older_version(hub, tmp_path, tell):
+def test_a_push_killed_at_any_time_leaves_the_older_version(hub, tmp_path, report):
     old = write_voice(tmp_path / "voice", 0)
     push(tmp_path / "voice").wait()
     new, survived, injected = write_voice(tmp_path / "voice", 1), 0, 0
@@ -109,7 +109,7 @@ def test_a_push_killed_at_any_time_leaves_the_older_version(hub, tmp_path, tell)
     assert hashes(hub.repositories["you/voice"].files) == new and halves(hub, [old, new]) == 0
     again = [path for method, path in hub.requests if method == "PUT"][len(stored) :]
     assert not again  # what was uploaded before the kill was not uploaded again
-    tell("F11", injected, survived)
+    report("F11", injected=injected, survived=survived, where="a push killed")
 
 
 def test_a_refusal_is_told_and_not_repeated(hub, tmp_path):

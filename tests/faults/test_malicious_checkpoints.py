@@ -157,7 +157,7 @@ def outside(root: Path, inside: Path) -> dict[Path, int]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_nothing_runs_and_nothing_leaves_the_folder(name, tmp_path, monkeypatch, tell):
+def test_nothing_runs_and_nothing_leaves_the_folder(name, tmp_path, monkeypatch, report):
     folder, canary = tmp_path / "used" / "deep" / "folder", tmp_path / "canary"
     folder.mkdir(parents=True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "used" / "cache"))
@@ -168,7 +168,7 @@ def test_nothing_runs_and_nothing_leaves_the_folder(name, tmp_path, monkeypatch,
         CASES[name](folder, canary)
     silent = canary.exists() or outside(tmp_path, tmp_path / "used") != before
     assert len(str(refused.value)) < 1000 and "busy" not in str(refused.value)  # refused, not waited out
-    tell("F9", 1, int(not silent))
+    report("F9", injected=1, survived=int(not silent), silent=int(silent), checkpoint=name)
 
 
 def test_the_payloads_are_live(tmp_path):

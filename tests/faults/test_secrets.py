@@ -94,7 +94,7 @@ def crash(folder: Path, environment: dict, monkeypatch) -> None:
     assert "Traceback" in executed.read_text(encoding="utf-8")
 
 
-def test_no_secret_is_in_any_file(host, recordings, monkeypatch, tell):
+def test_no_secret_is_in_any_file(host, recordings, monkeypatch, report):
     folder, environment, secrets = host
     about = {"source": recordings, "consent": "Public domain", **JUDGED, **SHORT}
     with serve(canary("kaggle", "HF_TOKEN")) as hub:
@@ -118,7 +118,8 @@ def test_no_secret_is_in_any_file(host, recordings, monkeypatch, tell):
     assert not found and not leaked, (found, leaked)
     files = sum(path.is_file() for path in folder.rglob("*"))
     assert files > 60  # notebooks, logs, checkpoints, cards, wandb's own files
-    tell("F10", len(secrets), len(secrets) - len({line.rpartition(": ")[2] for line in found}))
+    leaks = len({line.rpartition(": ")[2] for line in found})
+    report("F10", injected=len(secrets), survived=len(secrets) - leaks, silent=leaks)
 
 
 def test_the_search_finds_what_is_there(tmp_path):
