@@ -231,6 +231,15 @@ def match_loudness(audio: Tensor, target_dbfs: float = -23.0, max_peak: float = 
     return audio * min(10 ** (target_dbfs / 20) / power**0.5, max_peak / peak)
 
 
+def as_stored(audio: Tensor) -> Tensor:
+    """(nw,) rounded to 16 bit, as the clips of a dataset are stored.
+
+    A recording of 16 kHz has nothing above 8 kHz. What a model hears there in training is the noise of that rounding, a
+    log-mel of -6; a reference brought to 24 kHz and not rounded has -11 there, and is no voice that the model knows.
+    """
+    return (audio * 32768).round().clamp(-32768, 32767) / 32768
+
+
 def match_lufs(audio: Tensor, sample_rate: int, target: float = -23.0, max_peak: float = 0.99) -> Tensor:
     """(nw,) brought to `target` LUFS (ITU-R BS.1770, by pyloudnorm), or as near as its peak allows.
 

@@ -187,7 +187,7 @@ class TrainConfig:
     """"full" recomputes each block in the backward pass: far less memory, about a third more arithmetic.
     "selective" recomputes only the cheap parts between matrix products and attention."""
     compile: bool = False
-    """torch.compile the backbone."""
+    """torch.compile the backbone's blocks."""
     weight_decay: float = 0.01
     """Of AdamW."""
     grad_clip: float = 1.0

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from f5kit.audio import log_mel, match_loudness, read_audio
+from f5kit.audio import as_stored, log_mel, match_loudness, read_audio
 from f5kit.errors import UserError
 from f5kit.inference import CROSS_FADE, Voice
 from f5kit.joining import cross_fade
@@ -51,7 +51,7 @@ def replace_words(
         raise UserError(f"the times {start:g} and {end:g} s do not lie in order within {seconds:.2f} s of recording")
     if seconds > LONGEST_EDIT:
         raise UserError(f"the recording lasts {seconds:.1f} s; edit pieces of {LONGEST_EDIT:.0f} s at most")
-    loud = match_loudness(audio)
+    loud = as_stored(match_loudness(audio))
     gain = float(audio.abs().max() / loud.abs().max().clamp(min=1e-9))
     first, last = (round(t * mel_config.frames_per_second) for t in (start, end))
     mel = log_mel(loud, mel_config)

@@ -37,6 +37,7 @@ _SAVE_SHARE = 0.05  # of the time that checkpoints may take
 _DISK_GB_PER_SECOND = 0.3  # written, read again and hashed: a guess for a rented machine's disk
 _JUDGING_SHARE = 0.2  # of the time that held-out losses may take
 _PATIENCE = 0.25  # of the run, without a lower held-out loss
+_COMPILED_MINUTES = 10  # of a run, from which compiled code is tried
 
 _SESSION_MINUTES = {"colab": 12 * 60, "kaggle": 12 * 60}  # the longest that the hosts let a session run
 _LORA_RATE = 1e-4  # adapters start from nothing and learn at ten times the rate of weights
@@ -93,6 +94,7 @@ class RunPlan:
             "precision": t.precision,
             "optimizer": t.optimizer + (", average in the machine's memory" if t.ema_offload else ""),
             "activation checkpointing": t.checkpointing,
+            "compiled code": "yes" if t.compile else "no",
             "update": f"{t.update_frames:,} padded frames ({t.update_frames / 93.75:.0f} s of speech)",
             "micro-batch": f"{t.micro_frames:,} padded frames, about {self.accumulation} in an update",
             "updates": f"{t.updates:,}",
@@ -202,6 +204,9 @@ def plan_run(
     way, trial = _choose_way(picker, wishes, measure, why)
     seconds = way.seconds
     updates = _choose_updates(updates, minutes, dataset.seconds / 60, seconds, why)
+    compiled = _choose_compiling(picker, way, trial, seconds * updates / 60, why)
+    if compiled:
+        trial, seconds = compiled, _seconds(picker, compiled)
     rate = learning_rate or _choose_rate(model, memory.parameters, dataset.seconds, lora_rank, why)
     if learning_rate:
         why["learning rate"] = "as given"
@@ -214,7 +219,7 @@ def plan_run(
         save_every=save_every, sample_every=max(updates // 4, 1),
         patience=math.ceil(_PATIENCE * updates / evaluate_every) * (updates >= 100),
         optimizer=way.optimizer, precision=precision, checkpointing=way.checkpointing, ema_offload=way.ema_offload,
-        lora_rank=lora_rank, seed=seed,
+        compile=compiled is not None, lora_rank=lora_rank, seed=seed,
     )  # fmt: skip
     asked = {"updates": "updates", "learning_rate": "learning rate", "optimizer": "optimizer", "precision": "precision"}
     derived = ("warmup_updates", "ema_horizon", *(k for k, row in asked.items() if why[row] != "as given"))
@@ -241,6 +246,7 @@ def _choose_way(picker: Picker, wishes: dict, measure: bool | None, why: dict[st
     if _is_here(picker.host) if measure is None else measure:
         for _ in range(3):
             tried, trial = way, _try(picker, way)
+            _correct(picker, way, trial)
             way = _best_way(picker, wishes)
             if trial.shortage is None and replace(way, seconds=0, allocated_gb=0) == replace(
                 tried, seconds=0, allocated_gb=0
@@ -265,26 +271,60 @@ def _best_way(picker: Picker, wishes: dict) -> Way:
     )
 
 
-def _try(picker: Picker, way: Way) -> Trial:
-    """A real update, and what it says of the estimates."""
+def _try(picker: Picker, way: Way, compile: bool = False) -> Trial:
+    """A real update."""
     memory = picker.memory
     train = TrainConfig(
         updates=1, learning_rate=1e-9, warmup_updates=0, update_frames=picker.update_frames, ema_horizon=1,
         micro_frames=way.micro_frames, evaluate_every=1, save_every=1, optimizer=way.optimizer,
-        precision=memory.precision, checkpointing=way.checkpointing, ema_offload=way.ema_offload,
+        precision=memory.precision, checkpointing=way.checkpointing, ema_offload=way.ema_offload, compile=compile,
         lora_rank=memory.lora_rank,
     )  # fmt: skip
     passes = min(way.passes, 2)
-    trial = try_update(memory.config, train, picker.host.device, memory.longest, memory.tokens, passes=passes)
+    return try_update(memory.config, train, picker.host.device, memory.longest, memory.tokens, passes=passes)
+
+
+def _seconds(picker: Picker, trial: Trial) -> float:
+    """Of an update, by what a trial took."""
+    return trial.seconds_per_pass * picker.update_frames / trial.frames + trial.seconds_per_update
+
+
+def _correct(picker: Picker, way: Way, trial: Trial) -> None:
+    """What a trial says of the estimates."""
+    memory = picker.memory
     if trial.shortage:
         memory.correction *= 1.2
-        return trial
+        return
     step = memory.step(trial.frames, way.checkpointing).peak * memory.correction / _GIB
     counted = memory.allocated_gb(trial.frames, way.checkpointing, way.optimizer, way.ema_offload, way.passes > 1)
     memory.correction *= max((trial.reserved_gb - (counted - step)) / step, 0.5)
-    seconds = trial.seconds_per_pass * picker.update_frames / trial.frames + trial.seconds_per_update
-    picker.slower *= seconds / way.seconds
-    return trial
+    picker.slower *= _seconds(picker, trial) / way.seconds
+
+
+def _choose_compiling(picker: Picker, way: Way, trial: Trial | None, minutes: float, why: dict) -> Trial | None:
+    """The trial of compiled blocks, where they save more of a run of so many minutes than compiling takes."""
+    reason, compiled = None, None
+    if trial is None:
+        reason = "tried on the card alone"
+    elif minutes < _COMPILED_MINUTES:
+        reason = f"not tried: a run of less than {_COMPILED_MINUTES} minutes"
+    elif way.checkpointing == "selective":
+        reason = "not tried: selective recomputing has to see every operation"
+    else:
+        try:
+            compiled = _try(picker, way, compile=True)
+        except Exception as error:  # the machine has no compiler, or its card is too old for one
+            reason = f"does not work here ({type(error).__name__})"
+    if compiled and compiled.shortage:
+        reason, compiled = "tried: it does not fit", None
+    if compiled:
+        saved = 1 - _seconds(picker, compiled) / _seconds(picker, trial)
+        reason = f"measured: {saved:.0%} of the time saved, {compiled.seconds_to_begin:.0f} s to compile"
+        fits = compiled.reserved_gb + CONTEXT_GB <= picker.host.memory_gb * USABLE
+        pays = saved * minutes * 60 > 2 * compiled.seconds_to_begin  # once to train and once to judge
+        compiled = compiled if fits and pays and compiled.finite else None
+    why["compiled code"] = reason
+    return compiled
 
 
 def _is_here(host: Host) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from f5kit.asr import load_recogniser
-from f5kit.audio import log_mel, match_loudness, read_audio, trim_silence
+from f5kit.audio import as_stored, log_mel, match_loudness, read_audio, trim_silence
 from f5kit.cfm import CFM
 from f5kit.chunks import has_words
 from f5kit.errors import UserError
@@ -47,7 +47,7 @@ def read_reference(
     path = Path(path)
     audio, note = read_sound(path, model.config.mel.sample_rate)
     text = None if note else text
-    audio = match_loudness(audio)
+    audio = as_stored(match_loudness(audio))
     if not (text and text.strip()):
         text, note = _transcribe(audio, path.name, model, recogniser, language, note)
     text = normalise(text, model.tokenizer.normaliser)

@@ -50,7 +50,7 @@ from f5kit.optim import (
 from f5kit.processes import highest, joined, shares, sum_gradients, total
 from f5kit.recovery import SCALE_FLOOR, Recovery, shortage_of, would_fit
 from f5kit.runs import Checkpoint, RunFolder, relative_path
-from f5kit.tuning import apply_environment
+from f5kit.tuning import apply_environment, compile_blocks
 from f5kit.weights import read_tensors, write_json
 
 _ENDS = ("", "the planned updates are done", "the held-out loss stopped falling", "time", "SIGTERM", "SIGINT")
@@ -195,7 +195,7 @@ class Trainer:
             self.ema.weights = {name: averages[name].to(t.device) for name, t in self.ema.weights.items()}
         self.model.transformer.recompute = self.config.checkpointing
         if self.config.compile:
-            self.model.transformer.compile()
+            compile_blocks(self.model)
 
     def _setup_optimizer(self, checkpoint: Checkpoint | None) -> None:
         self._names, self._trained = zip(*trained_parameters(self.model), strict=True)

@@ -21,7 +21,7 @@ from f5kit.memory import GIB, counted
 from f5kit.optim import EMA, build_optimizer, trained_parameters
 from f5kit.recovery import shortage_of
 from f5kit.text import Tokenizer
-from f5kit.tuning import apply_environment, autocast
+from f5kit.tuning import apply_environment, autocast, compile_blocks
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Trial:
     """Forward and backward."""
     seconds_per_update: float
     """Clipping, optimizer and average, once all passes are done."""
+    seconds_to_begin: float
+    """What the first update took longer than the others: warming up, or compiling."""
     finite: bool
     """The loss and its gradient, in the last of the updates."""
     shortage: str | None
@@ -54,21 +56,22 @@ def try_update(
     reported in the result, never raised.
     """
     items, reached = max(train.micro_frames // longest, 1), _Gauge(device)
-    update, seconds, said = None, [], None
+    update, taken, said = None, [], None
     try:
         batches = [_noise(config, items, longest, tokens, i) for i in range(passes)]
         with reached:
             update = Update(config, train, device)
-            seconds = [update.do(batches) for _ in range(1 + repeats)][1:]
+            taken = [update.do(batches) for _ in range(1 + repeats)]
     except (RuntimeError, MemoryError) as error:
         said = shortage_of(error)
     finite = update is not None and update.finite
     update = None  # and only here, for the error held on to it as well
     _sweep(device)
     if said:
-        return Trial(items * longest, *reached.gb(), float("inf"), float("inf"), False, said)
-    a_pass, rest = (min(taken) for taken in zip(*seconds, strict=True))
-    return Trial(items * longest, *reached.gb(), a_pass, rest, finite, None)
+        return Trial(items * longest, *reached.gb(), float("inf"), float("inf"), float("inf"), False, said)
+    a_pass, rest = (min(seconds) for seconds in zip(*taken[1:], strict=True))
+    first = taken[0][0] * passes + taken[0][1] - a_pass * passes - rest
+    return Trial(items * longest, *reached.gb(), a_pass, rest, max(first, 0.0), finite, None)
 
 
 class Update:
@@ -82,6 +85,8 @@ class Update:
         if train.lora_rank:
             add_adapters(self.model, train.lora_rank)
         self.model.transformer.recompute = train.checkpointing
+        if train.compile:
+            compile_blocks(self.model)
         self.ema = EMA(self.model, train.ema_horizon, "cpu" if train.ema_offload else None)
         self.weights = [parameter for _, parameter in trained_parameters(self.model)]
         self.optimizer = build_optimizer(self.weights, train)

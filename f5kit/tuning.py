@@ -101,6 +101,16 @@ def compile_backbone(model: CFM) -> None:
         backbone.forward = torch.compile(backbone.forward, mode=mode)
 
 
+def compile_blocks(model: CFM) -> None:
+    """Compile a backbone's blocks in place, to be trained with batches of any shape.
+
+    The blocks are alike, so code is made once, and not for each of them as a compiled backbone would have it.
+    """
+    backbone = model.transformer
+    for block in backbone.layers if model.config.backbone == "unett" else backbone.transformer_blocks:
+        block.compile(dynamic=True)
+
+
 def in_buckets(forward: Callable) -> Callable:
     """A DiT's forward for inputs padded to a multiple of BUCKET frames, so that few lengths are met.
 

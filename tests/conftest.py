@@ -50,6 +50,22 @@ def dataset(recordings, tmp_path_factory):
     return prepare_dataset(recordings, tmp_path_factory.mktemp("data") / "small", progress=False)
 
 
+@pytest.fixture(scope="module")
+def voice(one_thread):
+    """The embedded voice."""
+    from f5kit import Voice
+
+    return Voice.load("starter")
+
+
+@pytest.fixture(scope="module")
+def other(voice):
+    """The embedded voice with another speaker's reference."""
+    from f5kit.inference import demo_reference
+
+    return voice.refer_to(*demo_reference())
+
+
 @pytest.fixture
 def awake():
     """A function that fills a model's zero-initialised layers, so that its output depends on everything."""

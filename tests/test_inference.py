@@ -8,11 +8,12 @@ import soundfile
 import torch
 from conftest import DEMO_VOICE
 
-from f5kit.audio import read_audio, write_audio
+from f5kit.audio import read_audio, resample, write_audio
 from f5kit.checkpoint import load_model
 from f5kit.errors import UserError
 from f5kit.inference import Voice, cross_fade, find_reference, read_reference
 from f5kit.joining import LEAK, leak
+from f5kit.prepare import prepare_dataset
 from f5kit.speech import Cancelled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -92,6 +93,18 @@ def test_references_that_cannot_serve(tmp_path):
         read_reference(tmp_path / "fine.wav", None, load_model("tiny"), recogniser="whisper:no-such-model")
     with pytest.raises(UserError, match="the words of the reference fine.wav: .* lacks 'ü'"):
         read_reference(tmp_path / "fine.wav", "für", load_model("tiny"))
+
+
+def test_a_reference_sounds_as_a_clip_of_the_same_recording(tmp_path):
+    """Also above the band of a recording of 16 kHz, where a model has only ever heard the noise of 16 bits."""
+    (tmp_path / "in").mkdir()
+    audio = resample(read_audio(DEMO_VOICE / "wavs" / "demo_0001.flac"), 24_000, 16_000)
+    soundfile.write(tmp_path / "in" / "a.wav", audio.numpy(), 16_000)
+    (tmp_path / "in" / "metadata.csv").write_text("a|These are the words.")
+    dataset = prepare_dataset(tmp_path / "in", tmp_path / "data", heldout=0, progress=False)
+    clip = dataset.mel(dataset.clips[0]).mean(0)
+    reference = read_reference(tmp_path / "in" / "a.wav", "These are the words.", load_model("tiny")).mel.mean(0)
+    assert (reference - clip).abs().max() < 0.3 and clip[95:].max() < -5
 
 
 def test_a_long_reference_is_cut_at_a_pause_and_its_words_written_anew(voice, tmp_path):

@@ -12,15 +12,9 @@ import pytest
 from serving import running, say, small_limits
 
 from f5kit.errors import UserError
-from f5kit.inference import Voice
 from f5kit.keys import Keys, Limits, Refused, new_key
 from f5kit.serve import serve
 from f5kit.sounds import Encoder
-
-
-@pytest.fixture(scope="module")
-def voice(one_thread):
-    return Voice.load("starter")
 
 
 def test_keys_are_hashed_and_known_again():

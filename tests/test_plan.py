@@ -1,5 +1,6 @@
 """The plan: it says what it decided and why, and refuses what can't be."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -98,6 +99,18 @@ def test_named_cards_are_told():
         named_host("RTX 9000")
     assert card_of(card("NVIDIA A100-PCIE-40GB", 39.4))[0].memory_gb == CARDS["A100-40"].memory_gb
     assert "taken as fast as a T4" in card_of(card("NVIDIA GB10", 100.0))[1]
+
+
+def test_compiled_code_is_taken_where_a_trial_shows_that_it_pays(dataset):
+    short = plan_run("tiny", dataset, detect_host("cpu"), updates=5, measure=True)
+    assert not short.train.compile and "less than 10 minutes" in short.reasons["compiled code"]
+    host, how = detect_host("cpu"), {"updates": 10**6, "update_frames": 1_600, "checkpointing": "none"}
+    plan = plan_run("tiny", dataset, host, **how, measure=True)
+    found = re.search(r"measured: (-?\d+)% of the time saved, \d+ s to compile", plan.reasons["compiled code"])
+    saved = int(found.group(1))
+    assert saved == 0 or plan.train.compile == (saved > 0)
+    guessed = plan_run("tiny", dataset, host, **how)
+    assert not guessed.train.compile and guessed.reasons["compiled code"] == "tried on the card alone"
 
 
 def test_a_named_card_is_answered_from_a_few_shallow_models(monkeypatch):

@@ -27,16 +27,6 @@ from f5kit.vocoder import GriffinLim
 
 
 @pytest.fixture(scope="module")
-def voice(one_thread):
-    return Voice.load("starter")
-
-
-@pytest.fixture(scope="module")
-def other(voice):
-    return voice.refer_to(*demo_reference())
-
-
-@pytest.fixture(scope="module")
 def server(voice, other):
     with running({"anna": voice, "tom": other}, limits=small_limits()) as (server, _):
         yield server

@@ -13,23 +13,13 @@ import torch
 from serving import TEXT, alone, assert_same, figure, heard, running, say, small_limits
 
 from f5kit.audio import import_torchaudio
-from f5kit.inference import Voice, demo_reference
+from f5kit.inference import Voice
 from f5kit.provenance import Provenance
 from f5kit.service import default_batch
 from f5kit.sounds import Encoder, encode
 from f5kit.speech import Cancelled
 from f5kit.studio import Busy, Job, Studio
 from f5kit.vocoder import VocosVocoder
-
-
-@pytest.fixture(scope="module")
-def voice(one_thread):
-    return Voice.load("starter")
-
-
-@pytest.fixture(scope="module")
-def other(voice):
-    return voice.refer_to(*demo_reference())
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,8 @@ import torch
 from f5kit.checkpoint import load_model
 from f5kit.errors import UserError
 from f5kit.inference import Voice
-from f5kit.tuning import LARGE, apply_environment, in_buckets, speaking_precision
+from f5kit.trial import _noise
+from f5kit.tuning import LARGE, apply_environment, compile_blocks, in_buckets, speaking_precision
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAMES = ("ENABLE_TORCH_COMPILE", "ENABLE_CUDNN_BENCHMARK", "TORCH_MATMUL_PRECISION")
@@ -67,6 +68,24 @@ def test_cast_weights_say_the_same_within_their_precision(awake):
     cast = voice.speak("Hello there.", steps=4, progress=False).mel
     change = (cast - exact).square().mean().sqrt() / exact.square().mean().sqrt()
     assert 0 < change < 0.1
+
+
+def test_compiled_blocks_learn_the_same(awake):
+    """Batches of any shape are served by code that is made once for all blocks, and by another once for one clip."""
+    plain, compiled = (awake(load_model("tiny")).train() for _ in range(2))
+    compile_blocks(compiled)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for items, frames in ((2, 90), (3, 130), (5, 41)):
+        batch, draws = _noise(plain.config, items, frames, 20, step=items)
+        losses = [model(batch, draws) for model in (plain, compiled)]
+        torch.testing.assert_close(*losses, rtol=1e-5, atol=0)
+        for loss in losses:
+            loss.backward()
+    for (name, a), b in zip(plain.named_parameters(), compiled.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-4 * a.grad.abs().max().item(), msg=name)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert list(compiled.state_dict()) == list(plain.state_dict())
 
 
 def test_lengths_in_buckets_give_the_same(awake):
