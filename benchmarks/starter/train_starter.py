@@ -7,8 +7,7 @@ It can be stopped at any time and started again, and goes on from its newest che
 - In training only, a teacher who knows the synthesiser's own times (phonemes.py) asks the text embedding and a middle
   block which phoneme each frame says, and at first spreads the letters as they were said. So spelling and timing are
   learned at every noise level, far sooner than from the flow-matching loss alone (results/starter_trials.json). Later
-  the model spreads them as it hears them, as it will have to: the teacher's spread differs from voice to voice, and a
-  model that is told the voice by it no longer listens to its reference.
+  the model spreads them as it hears them, as it will have to.
 - Half of the times are below 1/4, where words and voice are decided.
 - Muon in place of AdamW for the blocks' matrices.
 - All batches have one of a few shapes, so that the compiled blocks serve the whole run.
