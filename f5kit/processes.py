@@ -68,6 +68,12 @@ def total(value: float, device: torch.device) -> float:
     return tensor.item()
 
 
+def leave() -> None:
+    """Part from the others: at the interpreter's end a thread that serves them may be cut off and abort the process."""
+    if joined():
+        dist.destroy_process_group()
+
+
 def together() -> bool:
     """Whether there are other processes."""
     return joined() and dist.get_world_size() > 1

@@ -20,6 +20,7 @@ Events, in the order they come, also kept as lines of the run's events.jsonl:
 
 from __future__ import annotations
 
+import atexit
 import gc
 import time
 import warnings
@@ -47,7 +48,7 @@ from f5kit.optim import (
     restore_optimizer,
     trained_parameters,
 )
-from f5kit.processes import highest, joined, shares, sum_gradients, total
+from f5kit.processes import highest, joined, leave, shares, sum_gradients, total
 from f5kit.recovery import SCALE_FLOOR, Recovery, shortage_of, would_fit
 from f5kit.runs import Checkpoint, RunFolder, relative_path
 from f5kit.tuning import apply_environment, compile_blocks
@@ -139,6 +140,8 @@ class Trainer:
 
         AcceleratorState._reset_state(reset_partial_state=not joined())
         self.process = PartialState(cpu=self.plan.device == "cpu")
+        atexit.unregister(leave)
+        atexit.register(leave)  # once, and not at the end of `fit`: the next run meets the same processes
 
     def _open_run(self) -> None:
         """Make the run folder, or check that what is in it is this run; and agree on how it goes on."""
