@@ -89,6 +89,12 @@ def learned_text(model, corpus: Path, clips: int) -> dict:
         return asdict(text_advantage(model, dataset, clips=clips))
 
 
+def told(path: Path) -> str:
+    """A path as a record says it: from the project's folder, or by its name alone where it lies elsewhere."""
+    path = path.resolve()
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+
 def versions() -> dict[str, str]:
     found = {"python": sys.version.split()[0]}
     for name in PACKAGES:
@@ -145,11 +151,13 @@ def main() -> None:
         report.save(options.sounds)
 
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    settings = {name: told(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    words = (told(Path(word)) if "/" in word else word for word in sys.argv[1:])
     record = {
-        "command": "python benchmarks/judge_starter.py " + " ".join(sys.argv[1:]), "commit": commit.stdout.strip(),
+        "command": "python benchmarks/judge_starter.py " + " ".join(words), "commit": commit.stdout.strip(),
         "date": date.today().isoformat(), "hardware": processor(), "versions": versions(), "settings": settings,
-        "model": model.origin, "vocoder": str(vocoder), "reference": {"clip": reference[0].stem, "text": reference[1]},
+        "model": told(Path(model.origin)), "vocoder": str(vocoder),
+        "reference": {"clip": reference[0].stem, "text": reference[1]},
         "text_advantage": learned_text(model, options.corpus / options.split, options.sentences),
         "seconds": round(time.monotonic() - started, 1), **report.to_dict(),
     }  # fmt: skip
