@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 from f5kit.checkpoint import OWN_PRESETS, describe_model, model_folder
-from f5kit.config import CHECKPOINTING, OPTIMIZERS, PRECISIONS, TrainConfig
+from f5kit.config import CHECKPOINTING, OPTIMIZERS, PRECISIONS, ModelConfig, TrainConfig
 from f5kit.data import Dataset
 from f5kit.errors import UserError
 from f5kit.host import Host
@@ -184,60 +184,78 @@ def plan_run(
     Raises UserError for a dataset without clips to train on, a setting that does not exist, or a run whose longest
     clip does not fit the device.
     """
-    if not dataset.train:
-        raise UserError(f"{dataset.folder} has no clip to train on: see its report.json for why clips were rejected")
-    config = describe_model(model)
-    longest = max(clip.frames for clip in dataset.train)
-    total = sum(clip.frames for clip in dataset.train)
     why: dict[str, str] = {"device": host.device_reason}
-    checked = dataset.info["normaliser"]
-    if checked.partition("+")[2] != config.normaliser.partition("+")[2]:
-        why["model"] = f"it reads texts as {config.normaliser}, and the report looked at them as {checked}"
     precision = _choose_precision(precision, host, why)
     _known("optimizer", optimizer, OPTIMIZERS)
     _known("checkpointing", checkpointing, CHECKPOINTING)
-    update_frames = max(update_frames or _choose_update(total, why), longest)
-    memory = MemoryModel(config, "cuda" if host.device == "cuda" else "cpu", precision, longest,
-                         _tokens(dataset, longest), lora_rank)  # fmt: skip
-    picker = Picker(memory, host, update_frames)
+    picker = _make_picker(describe_model(model), dataset, host, precision, update_frames, lora_rank, why)
     wishes = {"checkpointing": checkpointing, "optimizer": optimizer, "micro_frames": micro_frames}
     way, trial = _choose_way(picker, wishes, measure, why)
-    seconds = way.seconds
-    updates = _choose_updates(updates, minutes, dataset.seconds / 60, seconds, why)
-    compiled = _choose_compiling(picker, way, trial, seconds * updates / 60, why)
-    if compiled:
-        trial, seconds = compiled, _seconds(picker, compiled)
-    rate = learning_rate or _choose_rate(model, memory.parameters, dataset.seconds, lora_rank, why)
-    if learning_rate:
-        why["learning rate"] = "as given"
-    checkpoint_gb = (8 * memory.parameters + memory.trained * (OPTIMIZER_BYTES[way.optimizer] or 2.04)) / _GIB
-    evaluate_every = _choose_judging(updates, sum(clip.frames for clip in dataset.judged) / update_frames)
-    save_every = _choose_saving(updates, evaluate_every, seconds, checkpoint_gb, why)
+    updates = _choose_updates(updates, minutes, dataset.seconds / 60, way.seconds, why)
+    compiled = _choose_compiling(picker, way, trial, way.seconds * updates / 60, why)
+    cost = _Cost.of(picker, way, compiled or trial, compiled is not None)
+    rate = _choose_rate(learning_rate, model, picker.memory, dataset.seconds, why)
     train = TrainConfig(
-        updates=updates, learning_rate=rate, warmup_updates=updates // 10, update_frames=update_frames,
-        micro_frames=way.micro_frames, ema_horizon=max(updates // 10, 1), evaluate_every=evaluate_every,
-        save_every=save_every, sample_every=max(updates // 4, 1),
-        patience=math.ceil(_PATIENCE * updates / evaluate_every) * (updates >= 100),
+        updates=updates, learning_rate=rate, update_frames=picker.update_frames, micro_frames=way.micro_frames,
         optimizer=way.optimizer, precision=precision, checkpointing=way.checkpointing, ema_offload=way.ema_offload,
         compile=compiled is not None, lora_rank=lora_rank, seed=seed,
+        **_choose_rhythm(updates, dataset, picker.update_frames, cost, why),
     )  # fmt: skip
     asked = {"updates": "updates", "learning_rate": "learning rate", "optimizer": "optimizer", "precision": "precision"}
     derived = ("warmup_updates", "ema_horizon", *(k for k, row in asked.items() if why[row] != "as given"))
-    disk = checkpoint_gb * (train.keep_checkpoints + 2) + total * config.mel.n_mels * 4 / _GIB
-    why["EMA"] = "a tenth of the run, started afresh"
-    why["judging"] = "8 to 20 times a run, by its price, on clips held out; to wait a quarter of the run is a guess"
+    disk = cost.checkpoint_gb * (train.keep_checkpoints + 2)
+    disk += sum(clip.frames for clip in dataset.train) * picker.memory.config.mel.n_mels * 4 / _GIB
     kept = f"{train.keep_checkpoints} checkpoints, the best, and one being written"
     why["disk"] = f"{kept}; {host.disk_free_gb:.0f} GB free"
-    peak = (trial.reserved_gb if trial else way.allocated_gb) + CONTEXT_GB
-    run_minutes = seconds * updates / 60
+    run_minutes = cost.seconds * updates / 60
     return RunPlan(
-        model=model, train=train, parameters=memory.parameters, device=host.device, device_name=host.device_name,
+        model=model, train=train, parameters=picker.memory.parameters, device=host.device, device_name=host.device_name,
         accumulation=way.passes, predicted_peak_gb=way.allocated_gb + CONTEXT_GB,
-        measured_peak_gb=peak if trial else None, seconds_per_update=seconds, minutes=run_minutes, disk_gb=disk,
-        fits=peak <= host.memory_gb * USABLE and disk <= host.disk_free_gb,
+        measured_peak_gb=cost.peak_gb if trial else None, seconds_per_update=cost.seconds, minutes=run_minutes,
+        disk_gb=disk, fits=cost.peak_gb <= host.memory_gb * USABLE and disk <= host.disk_free_gb,
         fits_session=_fits_session(run_minutes, session_minutes, host, why),
-        frames_per_second=update_frames / seconds, reasons=why, derived=derived,
+        frames_per_second=picker.update_frames / cost.seconds, reasons=why, derived=derived,
     )  # fmt: skip
+
+
+def _make_picker(
+    config: ModelConfig, dataset: Dataset, host: Host, precision: str, update_frames: int | None, lora_rank: int,
+    why: dict[str, str],
+) -> Picker:  # fmt: skip
+    """What is picked from: the memory model of the longest clip, on this host. Raises UserError without clips."""
+    if not dataset.train:
+        raise UserError(f"{dataset.folder} has no clip to train on: see its report.json for why clips were rejected")
+    checked = dataset.info["normaliser"]
+    if checked.partition("+")[2] != config.normaliser.partition("+")[2]:
+        why["model"] = f"it reads texts as {config.normaliser}, and the report looked at them as {checked}"
+    longest = max(clip.frames for clip in dataset.train)
+    total = sum(clip.frames for clip in dataset.train)
+    update_frames = max(update_frames or _choose_update(total, why), longest)
+    device = "cuda" if host.device == "cuda" else "cpu"
+    memory = MemoryModel(config, device, precision, longest, _tokens(dataset, longest), lora_rank)
+    return Picker(memory, host, update_frames)
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What a way of training costs."""
+
+    seconds: float
+    """An update."""
+    peak_gb: float
+    """With what CUDA and its libraries take."""
+    checkpoint_gb: float
+
+    @classmethod
+    def of(cls, picker: Picker, way: Way, trial: Trial | None, compiled: bool) -> _Cost:
+        """As a trial measured it; else as it was counted."""
+        memory = picker.memory
+        states = memory.trained * (OPTIMIZER_BYTES[way.optimizer] or 2.04)
+        return cls(
+            seconds=_seconds(picker, trial) if compiled else way.seconds,
+            peak_gb=(trial.reserved_gb if trial else way.allocated_gb) + CONTEXT_GB,
+            checkpoint_gb=(8 * memory.parameters + states) / _GIB,
+        )
 
 
 def _choose_way(picker: Picker, wishes: dict, measure: bool | None, why: dict[str, str]) -> tuple[Way, Trial | None]:
@@ -367,12 +385,15 @@ def _tokens(dataset: Dataset, longest: int) -> int:
     return min(math.ceil(densest * longest), longest)
 
 
-def _choose_rate(model: str, parameters: int, seconds: float, lora_rank: int, why: dict[str, str]) -> float:
-    if lora_rank:
+def _choose_rate(given: float | None, model: str, memory: MemoryModel, seconds: float, why: dict[str, str]) -> float:
+    if given:
+        why["learning rate"] = "as given"
+        return given
+    if memory.lora_rank:
         why["learning rate"] = "usual for adapters"
         return _LORA_RATE
     fresh = model in OWN_PRESETS and model_folder(model) is None
-    kind = "fresh weights" if fresh else "a small model" if parameters < _SMALL else "usual for a finetune"
+    kind = "fresh weights" if fresh else "a small model" if memory.parameters < _SMALL else "usual for a finetune"
     usual = min(RECIPES.items(), key=lambda row: abs(math.log(row[0] * 60 / max(seconds, 1))))[1]
     why["learning rate"] = kind
     return {"fresh weights": 1e-3, "a small model": 3e-4}.get(kind, usual["learning_rate"])
@@ -413,6 +434,20 @@ def _choose_updates(updates, minutes, voice_minutes: float, seconds: float, why:
         if x <= x1:
             return round(math.exp(y0 + (y1 - y0) * (x - x0) / (x1 - x0)))
     return RECIPES[max(RECIPES)]["updates"]
+
+
+def _choose_rhythm(updates: int, dataset: Dataset, update_frames: int, cost: _Cost, why: dict[str, str]) -> dict:
+    """When the learning rate has risen, how far the average reaches, and the updates between judgements, checkpoints
+    and samples."""
+    judge = _choose_judging(updates, sum(clip.frames for clip in dataset.judged) / update_frames)
+    why["EMA"] = "a tenth of the run, started afresh"
+    why["judging"] = "8 to 20 times a run, by its price, on clips held out; to wait a quarter of the run is a guess"
+    return {
+        "warmup_updates": updates // 10, "ema_horizon": max(updates // 10, 1), "evaluate_every": judge,
+        "save_every": _choose_saving(updates, judge, cost.seconds, cost.checkpoint_gb, why),
+        "sample_every": max(updates // 4, 1),
+        "patience": math.ceil(_PATIENCE * updates / judge) * (updates >= 100),
+    }  # fmt: skip
 
 
 def _choose_judging(updates: int, judged: float) -> int:
