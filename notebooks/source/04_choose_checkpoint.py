@@ -50,7 +50,7 @@ root = Path(workspace or workspace_root() / "f5kit_workspace").resolve()
 run = RunFolder(root / "runs" / (run_name or voice))
 dataset = load_dataset(run.dataset_folder)
 between = (0.5,) if demo else (0.5, 0.75)
-newest, sentences, others, steps, pairs = (1, 3, 7, 8, 2) if demo else (newest, sentences, others, steps, pairs)
+newest, sentences, others, steps, pairs = (1, 3, 10, 8, 2) if demo else (newest, sentences, others, steps, pairs)
 recorded = dataset.heldout if len(dataset.heldout) > 3 else dataset.clips
 sentences = min(sentences, len(recorded) // 2)
 
