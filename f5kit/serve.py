@@ -87,8 +87,9 @@ def serve(
     """Serve a voice (as "voice") or several by name, in a background thread; returns when it can be called.
 
     keys: "name:sha256 ...", by default the secret F5KIT_API_KEYS; without any, only loopback addresses are served. port
-    0 takes a free one. batch: requests that are spoken together, by default 1 on a CPU and 8 on a GPU. The log
-    "f5kit.serve" gets a line of JSON for each request, with texts only where `log_texts` says so.
+    0 takes a free one. batch: requests that share a pass of the model, by default 8 on a GPU; on a CPU none do, and two
+    are spoken side by side. The log "f5kit.serve" gets a line of JSON for each request, with texts only where
+    `log_texts` says so.
     Raises UserError for a taken port, an address without keys, names that are none, and without the extra `serve`.
     """
     server, sock, url, names = _build(voices, host, port, limits or Limits(), keys, batch, log_texts)
@@ -153,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--device", help="cuda, mps or cpu; by default the best")
     parser.add_argument("--precision", default="auto", help="fp32, bf16, fp16 or auto")
-    parser.add_argument("--batch", type=int, help="requests that are spoken together")
+    parser.add_argument("--batch", type=int, help="requests that share a pass of the model")
     parser.add_argument("--log-texts", action="store_true", help="put what is said into the log")
     parser.add_argument("--new-key", metavar="NAME", help="make a key, show it once, and end")
     kinds = {name: type(value) for name, value in vars(Limits()).items()}

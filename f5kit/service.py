@@ -55,14 +55,17 @@ def _device_memory() -> float:
     return torch.cuda.memory_allocated() if torch.cuda.is_initialized() else 0.0
 
 
-def default_batch(voices: Iterable[Voice]) -> int:
-    """Requests that are spoken together on the device of these voices.
+def usual_company(voices: Iterable[Voice]) -> tuple[int, int]:
+    """(requests that share a pass of the model, passes side by side) on the device of these voices.
 
-    A processor gains nothing by it. And Griffin-Lim's iterations turn the rounding by which mels of a shared pass
-    differ, some 1e-6, into 1e-3 of full scale: there a seed would not give the same samples alone and in company.
+    A processor gains nothing by shared passes, and a fifth by a second one, which computes while the first one's
+    threads wait for each other. And Griffin-Lim's iterations turn the rounding by which mels of a shared pass differ,
+    some 1e-6, into 1e-3 of full scale: there a seed would not give the same samples alone and in company.
     """
-    alone = any(voice.model.device.type == "cpu" or isinstance(voice.vocoder, GriffinLim) for voice in voices)
-    return 1 if alone else 8
+    voices = list(voices)
+    if any(voice.model.device.type == "cpu" for voice in voices):
+        return 1, 2
+    return (1 if any(isinstance(voice.vocoder, GriffinLim) for voice in voices) else 8), 1
 
 
 class Service:
@@ -74,8 +77,9 @@ class Service:
         self.studios: dict = {}
         self.meters = Meters(self.studios)
         for device in {voice.model.device for voice in voices.values()}:
-            size = batch or default_batch(voice for voice in voices.values() if voice.model.device == device)
-            self.studios[device] = Studio(size, limits.waiting, self.meters.together.observe)
+            usual = usual_company(voice for voice in voices.values() if voice.model.device == device)
+            size, lanes = (batch, 1) if batch else usual
+            self.studios[device] = Studio(size, limits.waiting, self.meters.together.observe, lanes)
 
     def studio(self, voice: Voice) -> Studio:
         return self.studios[voice.model.device]

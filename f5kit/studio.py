@@ -1,8 +1,8 @@
-"""Where requests are spoken: a bounded queue, and one thread for each device that makes all mels and sounds.
+"""Where requests are spoken: a bounded queue, and a thread or two for each device that make all mels and sounds.
 
     submit ──queue──▶ speaker threads ──pieces of speech──▶ tell
                            │  ▲
-                        Wanted mels      the device's thread: it makes those of like length in one pass
+                        Wanted mels      the device's threads: they make those of like length in one pass
                            ▼  │
                           device
 
@@ -58,17 +58,20 @@ class Job:
 
 
 class Studio:
-    """Speaks jobs on one device, `batch` of them at a time, while `waiting` others wait.
+    """Speaks jobs on one device while `waiting` others wait: `batch` of them share a pass of the model, and as many
+    passes as there are `lanes` run side by side.
 
     `observe` is told how many pieces each pass of the model made.
     """
 
-    def __init__(self, batch: int, waiting: int, observe: Callable[[int], None] = lambda pieces: None):
-        self.batch, self._jobs = batch, queue.Queue(waiting)
-        self._device = _Device(batch, observe)
+    def __init__(
+        self, batch: int, waiting: int, observe: Callable[[int], None] = lambda pieces: None, lanes: int = 1
+    ):
+        self._jobs = queue.Queue(waiting)
+        self._device = _Device(batch, lanes, observe)
         self._closed, self._active, self._lock = False, set(), threading.Lock()
         self._usual = 1.0  # seconds a job takes, a running mean
-        self._speakers = [threading.Thread(target=self._speak, daemon=True) for _ in range(batch)]
+        self._speakers = [threading.Thread(target=self._speak, daemon=True) for _ in range(batch * lanes)]
         for thread in self._speakers:
             thread.start()
 
@@ -89,7 +92,7 @@ class Studio:
                 raise Busy("the server is stopping", 5)
             self._jobs.put_nowait(job)
         except queue.Full:
-            seconds = min(60, 1 + int(self._usual / self.batch))  # until the next one has room
+            seconds = min(60, 1 + int(self._usual / len(self._speakers)))  # until the next one has room
             raise Busy(f"{self.waiting} requests are waiting already", seconds) from None
 
     def prepare(self, voice: Voice) -> None:
@@ -97,7 +100,7 @@ class Studio:
         self.shared(voice).warm_up(seconds=1.0, steps=1)
 
     def shared(self, voice: Voice, precision: str | None = None) -> Voice:
-        """The same voice, whose mels and sounds the device's thread makes."""
+        """The same voice, whose mels and sounds the device's threads make."""
         precision = precision or voice.precision
         vocoder = _SharedVocoder(voice.vocoder, self._device)
         shared = Voice(voice.model, voice.reference, vocoder, precision, voice.pace)
@@ -170,15 +173,16 @@ class _Pass:
 
 
 class _Device:
-    """The thread that makes mels and sounds, and what it was asked for."""
+    """The threads that make mels and sounds, and what they were asked for."""
 
-    def __init__(self, batch: int, observe: Callable[[int], None]):
+    def __init__(self, batch: int, lanes: int, observe: Callable[[int], None]):
         self.batch, self.observe = batch, observe
         self._passes: deque[_Pass] = deque()
         self._calls: deque[tuple[Callable, Future]] = deque()
         self._asked, self._closed = threading.Condition(), False
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(lanes)]
+        for thread in self._threads:
+            thread.start()
 
     def make_mels(self, asked: _Pass) -> list[Tensor]:
         """The mels of a pass; waits for them. Raises what its `step` raises."""
@@ -186,7 +190,7 @@ class _Device:
         return asked.done.result()
 
     def call(self, function: Callable):
-        """What the function returns, called in the device's thread."""
+        """What the function returns, called in one of the device's threads."""
         future = Future()
         self._ask(self._calls, (function, future))
         return future.result()
@@ -201,8 +205,9 @@ class _Device:
     def stop(self) -> None:
         with self._asked:
             self._closed = True
-            self._asked.notify()
-        self._thread.join()
+            self._asked.notify_all()
+        for thread in self._threads:
+            thread.join()
 
     def _work(self) -> None:
         while True:
@@ -270,7 +275,7 @@ class _Device:
 
 
 class _SharedVocoder:
-    """A vocoder that the device's thread uses."""
+    """A vocoder that the device's threads use."""
 
     def __init__(self, vocoder, device: _Device):
         self.name, self._vocoder, self._device = vocoder.name, vocoder, device

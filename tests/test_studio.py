@@ -15,7 +15,7 @@ from serving import TEXT, alone, assert_same, figure, heard, running, say, small
 from f5kit.audio import import_torchaudio
 from f5kit.inference import Voice
 from f5kit.provenance import Provenance
-from f5kit.service import default_batch
+from f5kit.service import usual_company
 from f5kit.sounds import Encoder, encode
 from f5kit.speech import Cancelled
 from f5kit.studio import Busy, Job, Studio
@@ -56,7 +56,7 @@ def test_callers_share_passes_and_hear_what_they_hear_alone(voice, other, small_
 
 
 def test_by_default_no_pass_is_shared_where_that_would_be_heard(voice, small_vocos):
-    assert default_batch([voice]) == default_batch([Voice(voice.model, voice.reference, small_vocos)]) == 1
+    assert usual_company([voice]) == usual_company([Voice(voice.model, voice.reference, small_vocos)]) == (1, 2)
 
 
 def test_who_leaves_a_shared_pass_harms_nobody(voice, small_vocos):
@@ -83,6 +83,22 @@ def test_who_leaves_a_shared_pass_harms_nobody(voice, small_vocos):
         assert_same(told[name].audio, alone(fast, steps=12, seed=seed))
     with pytest.raises(Busy, match="stopping"):
         studio.submit(jobs["a"])
+
+
+def test_two_lanes_speak_side_by_side_what_each_says_alone(voice):
+    passes, heard_by = [], [queue.Queue(), queue.Queue()]
+    studio = Studio(batch=1, waiting=2, observe=passes.append, lanes=2)
+    try:
+        for seed, ear in enumerate(heard_by):
+            studio.submit(Job(lambda: voice, TEXT, {"steps": 12, "cfg_strength": 0.0, "seed": seed}, ear.put))
+        while len(passes) < 2:
+            time.sleep(0.001)
+        assert all(ear.empty() for ear in heard_by)  # both passes have begun, and neither has ended
+        told = [ear.get(timeout=60) for ear in heard_by]
+    finally:
+        studio.stop()
+    for seed, speech in enumerate(told):
+        assert_same(speech.audio, alone(voice, steps=12, seed=seed))
 
 
 def test_whole_files_equal_streamed_ones():

@@ -94,7 +94,7 @@ players({f"{len(mp3) / 1000:.0f} kB of MP3": spoken})
 # %% [markdown]
 # ## How long answers take
 # The same sentence, asked for by one caller, by two at once, and so on. Callers who come at the same time share
-# the model: a GPU speaks for several in one go, a processor for one after the other.
+# the model: a GPU speaks for several in one go, a processor for two side by side.
 
 # %%
 from concurrent.futures import ThreadPoolExecutor
