@@ -93,9 +93,11 @@ def learned_text(model, corpus: Path, clips: int) -> dict:
         return asdict(text_advantage(model, dataset, clips=clips))
 
 
-def told(path: Path) -> str:
-    """A path as a record says it: from the project's folder, or by its name alone where it lies elsewhere."""
-    path = path.resolve()
+def told(value):
+    """A setting as a record says it: a path from the project's folder, or by its name alone where it lies elsewhere."""
+    if not isinstance(value, Path) and "/" not in str(value):
+        return value
+    path = Path(value).resolve()
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
@@ -155,12 +157,12 @@ def main() -> None:
         report.save(options.sounds)
 
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True)
-    settings = {name: told(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
-    words = (told(Path(word)) if "/" in word else word for word in sys.argv[1:])
+    settings = {name: told(value) for name, value in vars(options).items()}
+    command = ["python", "benchmarks/judge_starter.py", *map(told, sys.argv[1:])]
     record = {
-        "command": "python benchmarks/judge_starter.py " + " ".join(words), "commit": commit.stdout.strip(),
+        "command": " ".join(command), "commit": commit.stdout.strip(),
         "date": date.today().isoformat(), "hardware": processor(), "versions": versions(), "settings": settings,
-        "model": told(Path(model.origin)), "vocoder": str(vocoder),
+        "model": told(model.origin), "vocoder": str(vocoder),
         "reference": {"clip": reference[0].stem, "text": reference[1]},
         "text_advantage": learned_text(model, options.corpus / options.split, options.sentences),
         "seconds": round(time.monotonic() - started, 1), **report.to_dict(),

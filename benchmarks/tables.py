@@ -19,7 +19,7 @@ COLUMNS = {
 
 def judged(name: str, systems: dict[str, str]) -> str:
     """A row for each system of a judge's record, {its name there: what the README calls it}, with 95 % intervals."""
-    summary = json.loads((RESULTS / name).read_text(encoding="utf-8"))["summary"]
+    summary = _record(name)["summary"]
     lines = [f"| | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     for system, called in systems.items():
         lines.append(f"| {called} | {' | '.join(_cell(summary[system][key]) for key in COLUMNS.values())} |")
@@ -30,12 +30,12 @@ def _cell(figure: dict | None) -> str:
     if figure is None:
         return ""
     low, high = ("?" if figure[end] is None else f"{figure[end]:.2f}" for end in ("low", "high"))
-    return f"{figure['value']:.2f} ({low}–{high})"
+    return f"{figure['value']:.2f} ({low} to {high})"
 
 
 def memory(name: str, preset: str) -> str:
     """Frames that fit in a pass by card, for each way of training of a preset, below the rule of thumb."""
-    record = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    record = _record(name)
     cards = list(record["settings"]["reported_gb"])
     lines = [f"| {preset}, padded frames in a pass | {' | '.join(f'{card} GB' for card in cards)} |"]
     lines.append("|---" * (len(cards) + 1) + "|")
@@ -60,7 +60,7 @@ def _way(row: dict) -> str:
 
 def faults(name: str) -> str:
     """What both trainers made of the same faults."""
-    record = json.loads((RESULTS / name).read_text(encoding="utf-8"))
+    record = _record(name)
     rows = {
         "killed while saving: the newest checkpoint could not be loaded": ("F1", "unloadable", "kills"),
         "a bit of the checkpoint flipped: loaded without a word": ("F3", "silent", "flips"),
@@ -73,14 +73,35 @@ def faults(name: str) -> str:
     return "\n".join(lines)
 
 
+def serving(name: str) -> str:
+    """Two servers under the same callers: the medians of their rounds."""
+    medians = _record(name)["beside_upstream"]["medians"]
+    rows = {
+        "requests a second": ("requests_per_second", "{:.2f}"),
+        "seconds of sound made in a second": ("audio_seconds_per_second", "{:.2f}"),
+        "seconds to the first sound, median": ("first_byte_p50", "{:.0f}"),
+        "seconds to the first sound, 95 %": ("first_byte_p95", "{:.0f}"),
+    }
+    lines = ["| | f5kit | upstream |", "|---|---|---|"]
+    for words, (key, form) in rows.items():
+        lines.append(f"| {words} | {' | '.join(form.format(medians[who][key]) for who in ('f5kit', 'upstream'))} |")
+    return "\n".join(lines)
+
+
+def _record(name: str) -> dict:
+    return json.loads((RESULTS / name).read_text(encoding="utf-8"))
+
+
 def tables() -> list[str]:
     """Every table, as markdown."""
-    systems = {
-        "recordings": "recordings", "copy synthesis": "recordings through the vocoder", "voice": "**starter voice**",
-        "another speaker's reference": "with another speaker's reference", "shuffled texts": "texts shuffled",
-    }  # fmt: skip
-    return [judged("judge_starter.json", systems), faults("upstream_faults.json"),
-            memory("memory_table.json", "F5TTS_v1_Base")]  # fmt: skip
+    controls = {"another speaker's reference": "with another speaker's reference", "shuffled texts": "texts shuffled"}
+    ends = {"recordings": "recordings", "copy synthesis": "recordings through the vocoder"}
+    starter = ends | {"voice": "**starter voice**"} | controls
+    demo = ends | {"before": "starter voice, before the finetune", "voice": "**after the finetune**"} | controls
+    return [
+        judged("judge_starter.json", starter), judged("judge_demo.json", demo), faults("upstream_faults.json"),
+        memory("memory_table.json", "F5TTS_v1_Base"), serving("serve.json"),
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -115,8 +115,10 @@ def test_tables_are_those_of_the_records():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     for table in done.stdout.strip().split("\n\n"):
         assert table in README, f"the README has not this table:\n{table}"
-    judged = json.loads((ROOT / "benchmarks" / "results" / "judge_starter.json").read_text())
-    assert f"{judged['settings']['sentences']} sentences that it had not heard" in " ".join(README.split())
+    for name, words in (("starter", "sentences that it had not heard"), ("demo", "sentences of the demo's speaker")):
+        judged = json.loads((ROOT / "benchmarks" / "results" / f"judge_{name}.json").read_text())
+        count = sum(row["system"] == "recordings" for row in judged["sentences"])
+        assert f"{count} {words}" in " ".join(README.split())
 
 
 def test_the_runs_that_were_too_long():
@@ -131,6 +133,23 @@ def test_the_memory_table_is_predicted_and_says_so():
     text = " ".join(README.split())
     assert "Predicted, [not measured](benchmarks/results/memory_table.json)" in text
     assert "when clips are 10 s at most" in text and record["settings"]["longest_clip_frames"] == 938
+
+
+def test_the_picker_answers_as_soon_as_the_readme_says_and_as_it_must():
+    answers = json.loads((ROOT / "benchmarks" / "results" / "memory_table.json").read_text())["answer_seconds"]
+    assert len(answers) == 11 and max(answers.values()) < 5
+    assert f"answered in {max(answers.values()):.1f} s at most" in " ".join(README.split())
+
+
+def test_the_server_under_load_did_what_the_readme_says():
+    record = json.loads((ROOT / "benchmarks" / "results" / "serve.json").read_text())
+    assert {"command", "commit", "date", "hardware", "versions"} <= record.keys()
+    load, text = record["embedded"], " ".join(README.split())
+    assert (load["callers"], load["lost"], load["wrong"]) == (8, 0, 0) and load["seconds"] >= 60
+    assert f"{load['requests']} requests, none lost and none unlike what its seed says alone" in text
+    assert f"first sound came after {load['first_byte_p50']:.1f} s in the median" in text
+    assert f"({load['first_byte_p95']:.1f} s in the slowest twentieth)" in text
+    assert f"memory grew by {load['memory_mb']['growth']:.1f} MB" in text and load["memory_mb"]["growth"] < 5
 
 
 def test_links_to_files_lead_there():
