@@ -141,6 +141,14 @@ def test_the_picker_answers_as_soon_as_the_readme_says_and_as_it_must():
     assert f"answered in {max(answers.values()):.1f} s at most" in " ".join(README.split())
 
 
+def test_eight_bit_states_cost_as_little_as_the_readme_says():
+    record = json.loads((ROOT / "benchmarks" / "results" / "adam8bit.json").read_text())
+    assert {"command", "commit", "date", "hardware", "versions"} <= record.keys()
+    assert all(len(curve["updates"]) == 300 for curve in record["curves"].values())
+    share = 100 * record["differences"]["largest_of_updates"]
+    assert share < 2 and f"stayed within {share:.2f} % of AdamW's" in " ".join(README.split())
+
+
 def test_the_server_under_load_did_what_the_readme_says():
     record = json.loads((ROOT / "benchmarks" / "results" / "serve.json").read_text())
     assert {"command", "commit", "date", "hardware", "versions"} <= record.keys()
