@@ -73,6 +73,19 @@ def faults(name: str) -> str:
     return "\n".join(lines)
 
 
+def updates(name: str) -> str:
+    """Real frames a second in training updates, ours and upstream's, and the ratios with the lowest and highest."""
+    columns = ("frames a second", "upstream in fp32, its default", "upstream in bf16", "f5kit in bf16",
+               "over its default", "over its bf16")  # fmt: skip
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    for row in _record(name)["rows"]:
+        speeds = [f"{row['frames_per_second'][way]:,.0f}" for way in ("upstream fp32", "upstream bf16", "f5kit bf16")]
+        ratios = (row["ratios"][f"f5kit bf16 to upstream {precision}"] for precision in ("fp32", "bf16"))
+        shown = [f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})" for ratio in ratios]
+        lines.append(f"| {row['preset']} | {' | '.join(speeds + shown)} |")
+    return "\n".join(lines)
+
+
 def serving(name: str) -> str:
     """Two servers under the same callers: the medians of their rounds."""
     medians = _record(name)["beside_upstream"]["medians"]
@@ -100,7 +113,7 @@ def tables() -> list[str]:
     demo = ends | {"before": "starter voice, before the finetune", "voice": "**after the finetune**"} | controls
     return [
         judged("judge_starter.json", starter), judged("judge_demo.json", demo), faults("upstream_faults.json"),
-        memory("memory_table.json", "F5TTS_v1_Base"), serving("serve.json"),
+        memory("memory_table.json", "F5TTS_v1_Base"), updates("train_step.json"), serving("serve.json"),
     ]  # fmt: skip
 
 

@@ -149,6 +149,15 @@ def test_eight_bit_states_cost_as_little_as_the_readme_says():
     assert share < 2 and f"stayed within {share:.2f} % of AdamW's" in " ".join(README.split())
 
 
+def test_updates_are_as_fast_as_they_must_be():
+    record = json.loads((ROOT / "benchmarks" / "results" / "train_step.json").read_text())
+    assert {"command", "commit", "date", "hardware", "versions"} <= record.keys() and "bf16" in record["hardware"]
+    ratios = {row["preset"]: row["ratios"] for row in record["rows"]}
+    assert ratios["F5TTS_v1_Small"]["f5kit bf16 to upstream fp32"]["median"] >= 1.9
+    assert ratios["F5TTS_v1_Base"]["f5kit bf16 to upstream fp32"]["median"] >= 2.0
+    assert all(row["f5kit bf16 to upstream bf16"]["median"] >= 1.0 for row in ratios.values())
+
+
 def test_the_server_under_load_did_what_the_readme_says():
     record = json.loads((ROOT / "benchmarks" / "results" / "serve.json").read_text())
     assert {"command", "commit", "date", "hardware", "versions"} <= record.keys()
