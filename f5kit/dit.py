@@ -38,7 +38,7 @@ class DiTBlock(nn.Module):
         self.ff_norm = nn.LayerNorm(dim, elementwise_affine=False, eps=1e-6)
         self.ff = FeedForward(dim, config.ff_mult, config.dropout)
 
-    def forward(self, x: Tensor, t: Tensor, mask: Tensor | None, rope: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, t: Tensor, mask: Tensor | None, rope: Tensor) -> Tensor:
         h, attn_gate, shift, scale, ff_gate = self.attn_norm(x, t)
         x = x + attn_gate * self.attn(h, mask, rope)
         h = self.ff_norm(x) * (1 + scale) + shift

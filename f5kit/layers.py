@@ -65,7 +65,8 @@ def angles(n: int, dim: int, device: torch.device, dtype: torch.dtype = torch.fl
 
 
 class RotaryEmbedding(nn.Module):
-    """Rotary positions (RoFormer), as cosines and sines for interleaved channel pairs.
+    """Rotary positions (RoFormer, section 3.4.2) as complex numbers, e^(i position frequency), one for each interleaved
+    pair of channels.
 
     `inv_freq` is part of the published layout; the angles are computed afresh in fp32, whatever type the model was
     cast to.
@@ -76,18 +77,40 @@ class RotaryEmbedding(nn.Module):
         self.dim_head = dim_head
         self.register_buffer("inv_freq", frequencies(dim_head))
 
-    def forward(self, n: int) -> tuple[Tensor, Tensor]:
+    def forward(self, n: int) -> Tensor:
+        """Positions 0 to n - 1: (n, d/2), complex."""
         wide = torch.promote_types(self.inv_freq.dtype, torch.float32)  # fp64 stays fp64
-        theta = angles(n, self.dim_head, self.inv_freq.device, wide)  # n d/2
-        return theta.cos(), theta.sin()
+        theta = angles(n, self.dim_head, self.inv_freq.device, wide)
+        return torch.complex(theta.cos(), theta.sin())
 
 
-def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Turn each pair of channels of x (b h n d) by its position's angle."""
-    cos, sin = rope
-    even, odd = x.unflatten(-1, (-1, 2)).unbind(-1)  # b h n d/2 each
-    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
-    return turned.flatten(-2).to(x.dtype)
+def rotate(x: Tensor, rope: Tensor) -> Tensor:
+    """Turn each pair of channels of x (b h n d) by its position's angle: a product of complex numbers."""
+    pairs = torch.view_as_complex(x.to(rope.real.dtype).unflatten(-1, (-1, 2)))  # b h n d/2
+    return torch.view_as_real(pairs * rope).flatten(-2).to(x.dtype)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Softmax attention of q, k and v (b h n d) over an item's own frames, mask (b n): (b h n d).
+
+    torch's fused attention gains nothing by bf16 on a CPU, where plain matrix products do: speaking takes those, a head
+    at a time, so that the scores stay in the processor's cache.
+    """
+    plain = q.device.type == "cpu" and q.dtype == torch.bfloat16
+    if not plain or torch.is_grad_enabled() or torch.compiler.is_compiling():
+        keys = None if mask is None else mask[:, None, None, :]  # b 1 1 n
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=keys)
+    out = torch.empty_like(q)
+    for i, item in enumerate(q / math.sqrt(q.shape[-1])):
+        own = slice(None) if mask is None else mask[i]
+        keys, values = k[i][:, own], v[i][:, own]  # h m d
+        scores = q.new_empty(q.shape[2], keys.shape[1])  # n m
+        weights = torch.empty_like(scores)
+        for head in range(len(item)):
+            torch.mm(item[head], keys[head].mT, out=scores)
+            torch.softmax(scores, dim=-1, out=weights)
+            torch.mm(weights, values[head], out=out[i, head])
+    return out
 
 
 class Attention(nn.Module):
@@ -105,19 +128,17 @@ class Attention(nn.Module):
         self.k_norm = nn.RMSNorm(dim_head, eps=1e-6) if qk_norm else None
         self.to_out = nn.ModuleList([nn.Linear(heads * dim_head, dim), nn.Dropout(dropout)])
 
-    def forward(self, x: Tensor, mask: Tensor | None, rope: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, rope: Tensor) -> Tensor:
         q, k, v = (to(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for to in (self.to_q, self.to_k, self.to_v))
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = self._position(q, rope), self._position(k, rope)  # b h n d
-        keys = None if mask is None else mask[:, None, None, :]  # b 1 1 n
-        x = F.scaled_dot_product_attention(q, k, v.to(q.dtype), attn_mask=keys)
-        x = x.transpose(1, 2).flatten(-2)  # b n h*d
+        x = attend(q, k, v.to(q.dtype), mask).transpose(1, 2).flatten(-2)  # b n h*d
         for layer in self.to_out:
             x = layer(x)
         return x
 
-    def _position(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+    def _position(self, x: Tensor, rope: Tensor) -> Tensor:
         if self.pe_attn_head is None:
             return rotate(x, rope)
         p = self.pe_attn_head

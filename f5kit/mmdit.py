@@ -9,7 +9,6 @@ text positions stop counting at token 1024: ours count on, so longer texts read 
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from f5kit.config import ModelConfig
@@ -22,6 +21,7 @@ from f5kit.layers import (
     RotaryEmbedding,
     TimestepEmbedding,
     angles,
+    attend,
     rotate,
     run_block,
     zero_outside,
@@ -78,14 +78,13 @@ class JointAttention(Attention):
         frames = self._heads(x, (self.to_q, self.to_k, self.to_v), (self.q_norm, self.k_norm), rope)
         tokens = self._heads(c, (self.to_q_c, self.to_k_c, self.to_v_c), (self.c_q_norm, self.c_k_norm), c_rope)
         q, k, v = (torch.cat(pair, dim=2) for pair in zip(frames, tokens, strict=True))  # b h n+nt d
-        keys = None if mask is None else mask[:, None, None, :]
-        out = F.scaled_dot_product_attention(q, k, v.to(q.dtype), attn_mask=keys).transpose(1, 2).flatten(-2)
+        out = attend(q, k, v.to(q.dtype), mask).transpose(1, 2).flatten(-2)
         x, c = out[:, : x.shape[1]], out[:, x.shape[1] :]
         for layer in self.to_out:
             x = layer(x)
         return x, None if self.to_out_c is None else self.to_out_c(c)
 
-    def _heads(self, x: Tensor, projections, norms, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def _heads(self, x: Tensor, projections, norms, rope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries and keys with their positions, and values: (b h n d) each."""
         q, k, v = (to(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for to in projections)
         if norms[0] is not None:

@@ -42,7 +42,7 @@ class UNetTBlock(nn.ModuleList):
         )
         self.skip_connect_type = config.skip_connect_type
 
-    def forward(self, x: Tensor, skip: Tensor | None, mask: Tensor | None, rope: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, skip: Tensor | None, mask: Tensor | None, rope: Tensor) -> Tensor:
         skip_proj, attn_norm, attn, ff_norm, ff = self
         if skip is not None:
             if self.skip_connect_type == "concat":

@@ -14,6 +14,7 @@ from f5kit.checkpoint import fresh_model
 from f5kit.config import PRESETS
 from f5kit.data import collate
 from f5kit.errors import UserError
+from f5kit.layers import attend
 from f5kit.text import Tokenizer, english_vocab
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -205,11 +206,27 @@ def test_without_a_reference_the_model_is_given_no_mel(model):
 
 def test_rotary_angles_stay_exact_in_half_precision():
     model = fresh_model(TINY, Tokenizer(english_vocab())).half()
-    cos, sin = model.transformer.rotary_embed(4096)
+    rope = model.transformer.rotary_embed(4096)
     reference = torch.arange(4096).double()[:, None] / 10_000 ** (torch.arange(0, 32, 2).double() / 32)
-    assert cos.dtype == torch.float32
-    assert (cos - reference.cos()).abs().max() < 1e-3
-    assert (sin - reference.sin()).abs().max() < 1e-3
+    assert rope.dtype == torch.complex64
+    assert (rope.real - reference.cos()).abs().max() < 1e-3
+    assert (rope.imag - reference.sin()).abs().max() < 1e-3
+
+
+def test_attention_in_bf16_on_a_cpu_is_that_of_fp32_over_an_items_own_frames():
+    g = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, 90, 3, 32, generator=g).bfloat16().transpose(1, 2) for _ in range(3))  # b h n d
+    mask = torch.arange(90) < torch.tensor([90, 61])[:, None]
+    exact = attend(q.float(), k.float(), v.float(), mask)
+    with torch.no_grad():
+        half = attend(q, k, v, mask)
+        behind = ~mask[:, None, :, None]
+        again = attend(q, k.masked_fill(behind, 3.0), v.masked_fill(behind, 7.0), mask)
+        whole = attend(q, k, v, None)
+    assert half.dtype == torch.bfloat16 and half.shape == q.shape
+    assert (half - exact).norm() < 0.01 * exact.norm()
+    assert torch.equal(again, half)
+    assert torch.equal(whole[0], half[0]) and not torch.equal(whole[1], half[1])
 
 
 def test_a_vocabulary_of_another_size_is_refused():
