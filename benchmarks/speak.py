@@ -135,11 +135,10 @@ def compare(name: str, lengths: list[int], steps: list[int], repeats: int, devic
     precision = speaking_precision(parameters, device)
     theirs = upstream_pipeline(voice, device)
     exact = {}
-    for seconds in lengths:  # in fp32, before the weights are cast
+    for seconds in lengths:  # in fp32
         text = text_of(seconds)
         exact[seconds] = voice.speak(text, duration=seconds, steps=steps[0], progress=False).mel
     voice.precision = precision.value
-    voice.cast()
     if apply_environment(device)["ENABLE_TORCH_COMPILE"]:
         from f5kit.tuning import compile_backbone
 
