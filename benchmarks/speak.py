@@ -25,17 +25,21 @@ import time
 import warnings
 from datetime import datetime, timezone
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import f5kit
+from f5kit.asr import comparable, count_errors
 from f5kit.audio import import_torchaudio, log_mel, match_loudness, read_audio
 from f5kit.checkpoint import fresh_model
 from f5kit.config import PRESETS
 from f5kit.inference import Voice, demo_reference
+from f5kit.judge import demo_texts
 from f5kit.reference import Reference
+from f5kit.scores import interval
 from f5kit.text import Tokenizer, english_vocab
 from f5kit.tuning import apply_environment, speaking_precision
 from f5kit.vocoder import VocosVocoder
@@ -200,38 +204,70 @@ def first_sound(repeats: int = 3) -> list[float]:
 def words(sentences: int, steps: int = 16) -> dict:
     """Word errors of the embedded voice: fp32 against bf16, and one long text against its sentences alone.
 
-    A recogniser hears every sound; the figures are counts of words wrong, of all words.
+    A recogniser hears every sound; the figures are counts of words.
     """
-    from f5kit.asr import count_errors, load_recogniser
-    from f5kit.judge import demo_texts
+    from f5kit.asr import load_recogniser
 
     voice, ear = Voice.load("starter"), load_recogniser()
     texts = demo_texts()[:sentences]
-    wrong = {}
+    counts = [len(text.split()) for text in texts]
+    heard, wrong, mels = {}, {}, {}
     for precision in ("fp32", "bf16"):
         voice.precision = precision
         said = [voice.speak(text, steps=steps, progress=False) for text in texts]
-        heard = [ear.transcribe(speech.audio, speech.sample_rate) for speech in said]
-        wrong[precision] = [count_errors(text, h).word_errors for text, h in zip(texts, heard, strict=True)]
+        mels[precision] = torch.cat([speech.mel for speech in said])
+        heard[precision] = [ear.transcribe(speech.audio, speech.sample_rate) for speech in said]
+        wrong[precision] = [count_errors(*pair).word_errors for pair in zip(texts, heard[precision], strict=True)]
     voice.precision = "fp32"
-    alone, count = 0, 0
-    long: list[str] = []
-    for text in texts:
-        if count < 200:
-            long.append(text)
-            count += len(text.split())
-            alone += wrong["fp32"][len(long) - 1]
-    speech = voice.speak(" ".join(long), steps=steps, progress=False)
-    heard = " ".join(
-        ear.transcribe(speech.audio[int(c.start * 24_000) : int(c.end * 24_000)], 24_000) for c in speech.chunks
-    )
-    whole = count_errors(" ".join(long), heard)
+    change = (mels["bf16"] - mels["fp32"]).square().mean().sqrt() / mels["fp32"].square().mean().sqrt()
+    low, high = interval(lambda a, b, n: (b - a).sum(-1) / n.sum(-1), wrong["fp32"], wrong["bf16"], counts)
     return {
-        "recogniser": str(ear), "sentences": len(texts), "words": sum(len(t.split()) for t in texts),
-        "wrong": {k: sum(v) for k, v in wrong.items()}, "wrong_by_sentence": wrong,
-        "long_text": {"words": whole.words, "chunks": len(speech.chunks), "wrong": whole.word_errors,
-                      "wrong_as_sentences_alone": alone},
+        "recogniser": str(ear), "sentences": len(texts), "words": sum(counts),
+        "wrong": {precision: sum(each) for precision, each in wrong.items()}, "wrong_by_sentence": wrong,
+        "wer_difference": {"value": (sum(wrong["bf16"]) - sum(wrong["fp32"])) / sum(counts), "low": low, "high": high},
+        "mel_change": change.item(), "long_text": long_text(voice, ear, texts, heard["fp32"], steps),
     }  # fmt: skip
+
+
+def long_text(voice: Voice, ear, texts: list[str], heard: list[str], steps: int) -> dict:
+    """All sentences as one text: its words wrong, and those lost or added where two chunks meet, beside the same
+    sentences said alone."""
+    speech = voice.speak(" ".join(texts), steps=steps, progress=False)
+    sounds = [speech.audio[int(chunk.start * 24_000) : int(chunk.end * 24_000)] for chunk in speech.chunks]
+    pieces = [chunk.text for chunk in speech.chunks]
+    borders = list(accumulate(len(comparable(piece).split()) for piece in pieces))[:-1]
+    result = {"chunks": len(pieces), "borders": len(borders)}
+    for name, said in (
+        ("in one", [(piece, ear.transcribe(sound, 24_000)) for piece, sound in zip(pieces, sounds, strict=True)]),
+        ("alone", list(zip(texts, heard, strict=True))),
+    ):
+        right, added = hearing(said)
+        result["words"] = len(right)
+        result[name] = {
+            "words_wrong": right.count(False) + sum(added),
+            "lost_at_borders": sum((not right[i - 1]) + (not right[i]) for i in borders),
+            "added_at_borders": sum(added[i] for i in borders),
+        }
+    return result
+
+
+def hearing(said: list[tuple[str, str]]) -> tuple[list[bool], list[int]]:
+    """For all words of (text, what was heard) in a row: whether each was heard, and how many words that are not there
+    were heard before each of them and behind the last."""
+    import jiwer
+
+    right, added = [], [0]
+    for text, heard in said:
+        start, words = len(right), comparable(text).split()
+        right += [False] * len(words)
+        added += [0] * len(words)
+        for part in jiwer.process_words(" ".join(words), comparable(heard)).alignments[0]:
+            if part.type == "equal":
+                first, end = start + part.ref_start_idx, start + part.ref_end_idx
+                right[first:end] = [True] * (end - first)
+            elif part.type == "insert":
+                added[start + part.ref_start_idx] += part.hyp_end_idx - part.hyp_start_idx
+    return right, added
 
 
 def circumstances(device: str) -> dict:
@@ -263,7 +299,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="v1_Small, 5 s, 7 steps, once")
     parser.add_argument("--words", action="store_true", help="only the embedded voice: its words and its first sound")
-    parser.add_argument("--sentences", type=int, default=30)
+    parser.add_argument("--sentences", type=int, default=48)
     given = parser.parse_args()
     if given.quick:
         given.models, given.seconds, given.steps, given.repeats = ["F5TTS_v1_Small"], [5], [7], 1
