@@ -232,7 +232,7 @@ class InputEmbedding(nn.Module):
 
     def forward(self, x: Tensor, cond: Tensor, text: Tensor, mask: Tensor | None) -> Tensor:
         x = self.proj(torch.cat((x, cond, text), dim=-1))
-        return self.conv_pos_embed(x, mask) + x
+        return x + self.conv_pos_embed(x, mask)  # in this order the sum lies in memory as x does, frame by frame
 
 
 class GRN(nn.Module):

@@ -54,7 +54,7 @@ class AudioEmbedding(nn.Module):
 
     def forward(self, x: Tensor, cond: Tensor, mask: Tensor | None) -> Tensor:
         x = self.linear(torch.cat((x, cond), dim=-1))
-        return self.conv_pos_embed(x, mask) + x
+        return x + self.conv_pos_embed(x, mask)  # in this order the sum lies in memory as x does, frame by frame
 
 
 class JointAttention(Attention):
