@@ -86,6 +86,20 @@ def updates(name: str) -> str:
     return "\n".join(lines)
 
 
+def speaking(name: str) -> str:
+    """Seconds that upstream's pipeline and ours take for the same speech, and the ratio, by structure and steps."""
+    rows = _record(name)["rows"]
+    steps = sorted({row["steps"] for row in rows})
+    lines = [f"| | {' | '.join(f'{count} steps' for count in steps)} |", "|---" * (len(steps) + 1) + "|"]
+    for model, seconds in dict.fromkeys((row["model"], row["seconds"]) for row in rows):
+        cells = {
+            row["steps"]: f"{row['upstream']:.0f} s to {row['ours']:.0f} s: **{row['ratio']:.2f}**"
+            for row in rows if (row["model"], row["seconds"]) == (model, seconds)
+        }  # fmt: skip
+        lines.append(f"| {model}, {seconds} s | {' | '.join(cells.get(count, 'not timed') for count in steps)} |")
+    return "\n".join(lines)
+
+
 def serving(name: str) -> str:
     """Two servers under the same callers: the medians of their rounds."""
     medians = _record(name)["beside_upstream"]["medians"]
@@ -113,7 +127,8 @@ def tables() -> list[str]:
     demo = ends | {"before": "starter voice, before the finetune", "voice": "**after the finetune**"} | controls
     return [
         judged("judge_starter.json", starter), judged("judge_demo.json", demo), faults("upstream_faults.json"),
-        memory("memory_table.json", "F5TTS_v1_Base"), updates("train_step.json"), serving("serve.json"),
+        memory("memory_table.json", "F5TTS_v1_Base"), updates("train_step.json"), speaking("speak.json"),
+        serving("serve.json"),
     ]  # fmt: skip
 
 

@@ -158,6 +158,27 @@ def test_updates_are_as_fast_as_they_must_be():
     assert all(row["f5kit bf16 to upstream bf16"]["median"] >= 1.0 for row in ratios.values())
 
 
+def test_speaking_is_as_fast_as_it_must_be():
+    record = json.loads((ROOT / "benchmarks" / "results" / "speak.json").read_text())
+    assert {"command", "commit", "date", "hardware", "versions"} <= record.keys()
+    assert len(record["rows"]) >= 11 and all(row["ratio"] >= 1.5 for row in record["rows"])
+    change = 100 * max(row["mel_change"] for row in record["rows"])
+    assert f"changes these mels by {change:.1f} % at most" in " ".join(README.split())
+
+
+def test_words_survive_half_precision_and_the_borders_of_chunks():
+    record = json.loads((ROOT / "benchmarks" / "results" / "speak_words.json").read_text())
+    assert {"command", "commit", "date", "hardware", "versions"} <= record.keys()
+    text, words, difference = " ".join(README.split()), record["words"], record["words"]["wer_difference"]
+    wrong, joined, alone = words["wrong"], words["long_text"]["in one"], words["long_text"]["alone"]
+    assert difference["low"] <= 0 <= difference["high"]
+    assert f"{wrong['fp32']} of {words['words']} words wrong in fp32 and {wrong['bf16']} in bf16" in text
+    assert f"they have {joined['words_wrong']} words wrong, and {alone['words_wrong']} said one by one" in text
+    assert words["long_text"]["words"] >= 200 and joined["added_at_borders"] <= alone["added_at_borders"]
+    assert f"{joined['lost_at_borders']} were misheard and {joined['added_at_borders']} added" in text
+    assert max(record["first_sound"]) <= 12 and f"takes {max(record['first_sound']):.1f} s at most" in text
+
+
 def test_the_server_under_load_did_what_the_readme_says():
     record = json.loads((ROOT / "benchmarks" / "results" / "serve.json").read_text())
     assert {"command", "commit", "date", "hardware", "versions"} <= record.keys()
