@@ -6,6 +6,8 @@ layouts (F5TTS_v1_Base and F5TTS_Base) have equal names and shapes and differ on
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 
 from f5kit.errors import UserError
@@ -16,6 +18,7 @@ OPTIMIZERS = ("adamw", "adamw8bit", "paged_adamw8bit")
 PRECISIONS = ("fp32", "bf16", "fp16")
 CHECKPOINTING = ("none", "selective", "full")
 SKIPS = ("concat", "add", "none")
+LONGEST_CHUNK = 25.0  # seconds; published models have heard 30 at most
 
 
 def _require(condition: bool, message: str) -> None:
@@ -104,11 +107,15 @@ class ModelConfig:
     """Subtracted from raw log-mels inside the model. Published models: 0."""
     mel_std: float = 1.0
     """Divides raw log-mels inside the model. Published models: 1."""
+    longest_chunk: float = LONGEST_CHUNK
+    """Seconds of reference and new speech that are made in one piece at most: what these weights have heard often
+    enough. Longer texts are cut."""
 
     def __post_init__(self):
         _one_of("ModelConfig", "backbone", self.backbone, BACKBONES)
         _one_of("ModelConfig", "qk_norm", self.qk_norm, (None, "rms_norm"))
         _require(self.mel_std > 0, f"ModelConfig.mel_std is {self.mel_std}; it divides the mel and must be above 0")
+        _require(self.longest_chunk > 0, f"ModelConfig.longest_chunk is {self.longest_chunk}; it must be above 0 s")
         _require(
             self.text_mask_padding or not self.average_upsampling,
             "ModelConfig.average_upsampling needs text_mask_padding=True: it spreads the letters that are not filler",
@@ -155,6 +162,12 @@ class ModelConfig:
     def replace(self, **changes) -> ModelConfig:
         """A copy with some fields changed."""
         return replace(self, **changes)
+
+    def having_heard(self, seconds: Sequence[float]) -> ModelConfig:
+        """The config of these weights once they are trained on clips of so many seconds, any number above 0: chunks may
+        be as long as all but the longest twentieth of the clips."""
+        heard = sorted(seconds)[math.ceil(0.95 * len(seconds)) - 1]
+        return self.replace(longest_chunk=min(max(self.longest_chunk, heard), LONGEST_CHUNK))
 
 
 @dataclass(frozen=True)
@@ -233,9 +246,10 @@ _V0 = dict(**_V1, text_mask_padding=False, pe_attn_head=1, **_READS)
 _E2 = dict(backbone="unett", ff_mult=4, text_dim=100, conv_layers=0, text_mask_padding=False, pe_attn_head=1,
            **_READS)  # fmt: skip
 
-# The kit's own small models read printable ASCII, and mels scaled by the mean and deviation of levelled speech.
+# The kit's own small models read printable ASCII, and mels scaled by the mean and deviation of levelled speech. The
+# starter voice was trained on clips of 9 s and less: beyond 12 s it is understood less well.
 _OWN = dict(backbone="dit", ff_mult=2, vocab_size=95, average_upsampling=True, qk_norm="rms_norm",
-            mel_mean=-2.0, mel_std=1.5)  # fmt: skip
+            mel_mean=-2.0, mel_std=1.5, longest_chunk=12.0)  # fmt: skip
 
 PRESETS: dict[str, ModelConfig] = {
     config.name: config

@@ -36,7 +36,7 @@ from f5kit.vocoder import Vocoder, load_vocoder
 __all__ = ["LONGEST_REFERENCE", "Cancelled", "Reference", "Settings", "Speech", "Voice", "cross_fade",
            "demo_reference", "find_reference", "read_reference"]  # fmt: skip
 
-LONGEST_CHUNK = 25.0  # seconds of reference and new speech together; models have heard 30 at most
+SHORTEST_ROOM = 4.0  # seconds of new speech that a chunk has room for, however long the reference
 FIRST_CHUNK = 4.0  # seconds of the first piece of a stream
 CROSS_FADE = 0.05  # seconds
 ANOTHER = 1_000_003  # added to a seed for another try
@@ -195,7 +195,7 @@ class Voice:
         tokenizer.encode(whole)  # every unknown letter is told at once
         # the usual seconds of a text, in the reference's own pace
         stretch = self._seconds(self.reference.text) / max(usual_seconds(self.reference.text), 0.1) / settings.speed
-        room = max(LONGEST_CHUNK - self._reference_seconds, 4.0) / stretch
+        room = max(self.model.config.longest_chunk - self._reference_seconds, SHORTEST_ROOM) / stretch
 
         def cost(piece: str) -> float:
             return usual_seconds(normalise(piece, tokenizer.normaliser))

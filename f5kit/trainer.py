@@ -216,6 +216,7 @@ class Trainer:
         self.dataset = self.dataset.with_mel(self.model.config.mel)
         self._clips = self.dataset.train
         self._frames = [clip.frames for clip in self._clips]
+        self.model.config = self.model.config.having_heard([clip.seconds for clip in self._clips])
         tokenizer = self.model.tokenizer
         for clip in self.dataset.clips:  # an unknown letter is told before the run, not in the middle of it
             if len(tokenizer.encode(clip.text)) > clip.frames:

@@ -15,6 +15,7 @@ from f5kit.inference import Voice, cross_fade, find_reference, read_reference
 from f5kit.joining import LEAK, leak
 from f5kit.prepare import prepare_dataset
 from f5kit.speech import Cancelled
+from f5kit.vocoder import load_vocoder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FAST = dict(steps=2, progress=False)
@@ -40,6 +41,21 @@ def test_the_same_seed_says_the_same(voice):
     a, b, c = (voice.speak("Again and again.", seed=seed, **FAST) for seed in (4, 4, 5))
     assert torch.equal(a.audio, b.audio)
     assert not torch.equal(a.audio, c.audio)
+
+
+def test_chunks_are_no_longer_than_what_the_weights_have_heard():
+    model = load_model("tiny")
+    model.config = model.config.replace(longest_chunk=10.0)
+    text, reference = "This is one of many sentences that follow each other. " * 12, find_reference("tiny")
+    tiny = Voice(model, read_reference(*reference, model), load_vocoder("griffin-lim", model.config.mel, "cpu"))
+    given = len(tiny.reference.mel) / 93.75
+    short = [seconds for _, seconds in tiny.plan(text)]
+    model.config = model.config.having_heard([*range(1, 20), 40.0])
+    assert model.config.longest_chunk == 19  # one long clip is not enough
+    long = [seconds for _, seconds in tiny.plan(text)]
+    assert 9 < given + max(short) < 10.5 < 17 < given + max(long) < 19.5
+    assert model.config.having_heard([3.0]).longest_chunk == 19  # nothing is unlearned
+    assert model.config.having_heard([30.0]).longest_chunk == 25
 
 
 def test_speed_changes_the_length(voice):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from f5kit.checkpoint import RunFolder, load_model
+from f5kit.checkpoint import RunFolder, export_model, load_model
 from f5kit.errors import UserError
 from f5kit.host import detect_host
 from f5kit.plan import plan_run
@@ -57,6 +57,16 @@ def test_resumed_equals_uninterrupted_to_the_last_bit(every_update, dataset, tmp
         assert losses(run) == losses(whole)
         resumed = load_model(run.checkpoints()[-1].path, weights="ema").state_dict()
         assert all(torch.equal(expected[k], v) for k, v in resumed.items())
+
+
+def test_checkpoints_say_how_long_a_piece_their_weights_have_heard(dataset, tmp_path):
+    model, seconds = load_model("tiny"), sorted(clip.seconds for clip in dataset.train)
+    for heard, longest in ((12.0, 12.0), (1.0, max(s for s in seconds if seconds.index(s) < 0.95 * len(seconds)))):
+        model.config = model.config.replace(longest_chunk=heard)
+        base = export_model(model, tmp_path / f"base_{heard}")
+        once = plan_run(str(base), dataset, detect_host("cpu"), updates=1, update_frames=1_500)
+        run = Trainer(once, dataset, tmp_path / f"run_{heard}").fit()
+        assert load_model(run.path).config.longest_chunk == longest
 
 
 def test_a_finished_run_is_not_trained_again(plan, dataset, tmp_path):
