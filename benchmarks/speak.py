@@ -229,44 +229,50 @@ def words(sentences: int, steps: int = 16) -> dict:
 
 
 def long_text(voice: Voice, ear, texts: list[str], heard: list[str], steps: int) -> dict:
-    """All sentences as one text: its words wrong, and those lost or added where two chunks meet, beside the same
-    sentences said alone."""
+    """All sentences as one text: its words wrong, and those lost, added or doubled where two chunks meet, beside the
+    same sentences said alone."""
     speech = voice.speak(" ".join(texts), steps=steps, progress=False)
     sounds = [speech.audio[int(chunk.start * 24_000) : int(chunk.end * 24_000)] for chunk in speech.chunks]
     pieces = [chunk.text for chunk in speech.chunks]
     borders = list(accumulate(len(comparable(piece).split()) for piece in pieces))[:-1]
-    result = {"chunks": len(pieces), "borders": len(borders)}
+    result, heard_at_borders = {"chunks": len(pieces), "borders": len(borders)}, []
     for name, said in (
         ("in one", [(piece, ear.transcribe(sound, 24_000)) for piece, sound in zip(pieces, sounds, strict=True)]),
         ("alone", list(zip(texts, heard, strict=True))),
     ):
-        right, added = hearing(said)
-        result["words"] = len(right)
+        words, right, added = hearing(said)
+        result["words"] = len(words)
+        heard_at_borders.append([right[place] for i in borders for place in (i - 1, i)])
         result[name] = {
-            "words_wrong": right.count(False) + sum(added),
-            "lost_at_borders": sum((not right[i - 1]) + (not right[i]) for i in borders),
-            "added_at_borders": sum(added[i] for i in borders),
+            "words_wrong": right.count(False) + sum(map(len, added)),
+            "lost_at_borders": heard_at_borders[-1].count(False),
+            "added_at_borders": [added[i] for i in borders if added[i]],
+            "doubled_at_borders": sum(word in words[i - 1 : i + 1] for i in borders for word in added[i]),
         }
+    in_one, alone = heard_at_borders
+    result["lost_only_in_one"] = sum(there and not here for here, there in zip(in_one, alone, strict=True))
+    result["lost_only_alone"] = sum(here and not there for here, there in zip(in_one, alone, strict=True))
     return result
 
 
-def hearing(said: list[tuple[str, str]]) -> tuple[list[bool], list[int]]:
-    """For all words of (text, what was heard) in a row: whether each was heard, and how many words that are not there
-    were heard before each of them and behind the last."""
+def hearing(said: list[tuple[str, str]]) -> tuple[list[str], list[bool], list[list[str]]]:
+    """For all words of (text, what was heard) in a row: the words, whether each was heard, and the words that are not
+    there and were heard before each of them and behind the last."""
     import jiwer
 
-    right, added = [], [0]
+    words, right, added = [], [], [[]]
     for text, heard in said:
-        start, words = len(right), comparable(text).split()
-        right += [False] * len(words)
-        added += [0] * len(words)
-        for part in jiwer.process_words(" ".join(words), comparable(heard)).alignments[0]:
+        start, given, got = len(words), comparable(text).split(), comparable(heard).split()
+        words += given
+        right += [False] * len(given)
+        added += [[] for _ in given]
+        for part in jiwer.process_words(" ".join(given), " ".join(got)).alignments[0]:
             if part.type == "equal":
                 first, end = start + part.ref_start_idx, start + part.ref_end_idx
                 right[first:end] = [True] * (end - first)
             elif part.type == "insert":
-                added[start + part.ref_start_idx] += part.hyp_end_idx - part.hyp_start_idx
-    return right, added
+                added[start + part.ref_start_idx] += got[part.hyp_start_idx : part.hyp_end_idx]
+    return words, right, added
 
 
 def circumstances(device: str) -> dict:

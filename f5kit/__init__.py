@@ -40,7 +40,6 @@ _HOME = {  # public name -> the module it lives in
     "Voice": "inference",
     "speak_script": "script",
     "replace_words": "edit",
-    "duration_errors": "durations",
     "SampleCallback": "evaluate",
     "compare_checkpoints": "evaluate",
     "choose_candidate": "evaluate",

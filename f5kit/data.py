@@ -251,6 +251,13 @@ class Dataset:
         )
 
 
+def read_clips(folder: Path) -> list[Clip]:
+    """The clips that a dataset's manifest names."""
+    names = [f.name for f in fields(Clip) if f.name != "row"]
+    rows = enumerate(_read_rows(folder / "manifest.jsonl"))
+    return [Clip(**{name: row[name] for name in names}, row=place) for place, row in rows]
+
+
 def _read_rows(path: Path) -> Iterator[dict]:
     with open(path, encoding="utf-8", newline="\n") as file:
         for number, line in enumerate(file, 1):
@@ -283,9 +290,7 @@ def load_dataset(folder: str | Path) -> Dataset:
     info = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
     if info.get("format") != FORMAT:
         raise UserError(f"{folder} was prepared by another version of f5kit: prepare it again")
-    names = [f.name for f in fields(Clip) if f.name != "row"]
-    rows = enumerate(_read_rows(folder / "manifest.jsonl"))
-    clips = [Clip(**{name: row[name] for name in names}, row=place) for place, row in rows]
+    clips = read_clips(folder)
     for clip in clips:
         if not (folder / clip.audio).is_file():
             raise UserError(f"{folder}/manifest.jsonl names {clip.audio}, which is not there: prepare it again")

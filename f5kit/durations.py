@@ -15,7 +15,7 @@ from functools import cache
 import numpy
 
 from f5kit.chunks import CLAUSES, SPACED_CLAUSES, SPACED_STOPS, STOPS
-from f5kit.data import Dataset
+from f5kit.data import Clip, Dataset
 
 # Seconds of each kind in unhurried speech. Of fitted rates these are what scarce kinds fall back to.
 USUAL = {
@@ -108,9 +108,14 @@ def fit_pace(texts: Sequence[str], seconds: Sequence[float]) -> Pace:
 
 
 def dataset_pace(dataset: Dataset) -> Pace:
-    """The pace of a dataset's training clips, of 2,000 at most."""
-    clips = dataset.train[:: 1 + len(dataset.train) // 2000]
-    return fit_pace([clip.text for clip in clips], [clip.seconds for clip in clips])
+    """The pace of a dataset's training clips."""
+    return _pace_of(dataset.train)
+
+
+def _pace_of(clips: Sequence[Clip]) -> Pace:
+    """The pace of some clips; of 2,000 of them at most, spread over all."""
+    some = clips[:: 1 + len(clips) // 2000]
+    return fit_pace([clip.text for clip in some], [clip.seconds for clip in some])
 
 
 def seconds_by_bytes(reference: str, seconds: float, text: str) -> float:
@@ -118,16 +123,17 @@ def seconds_by_bytes(reference: str, seconds: float, text: str) -> float:
     return seconds * len(text.encode()) / len(reference.encode())
 
 
-def duration_errors(dataset: Dataset, references: int = 5) -> dict[str, float]:
+def duration_errors(clips: Sequence[Clip], references: int = 5) -> dict[str, float]:
     """How far guessed lengths of held-out clips are off, as the mean of |guess / truth - 1|.
 
-    Both rules continue the same references: the typical clip and others of the training clips, spread over them.
+    Both rules continue the same references, training clips spread over all of them.
     {"fitted", "by_bytes", "clips", "references"}; a clip in ten is held out here where the dataset holds none out.
     """
-    held = dataset.heldout or dataset.clips[::10]
-    known = [clip for clip in dataset.clips if clip not in held] or dataset.clips
-    pace = fit_pace([clip.text for clip in known], [clip.seconds for clip in known])
-    given = [dataset.typical_clip(), *known[:: max(1, len(known) // references)]][:references]
+    held = [clip for clip in clips if clip.split == "heldout"] or clips[::10]
+    left_out = {clip.id for clip in held}
+    known = [clip for clip in clips if clip.id not in left_out] or clips
+    pace = _pace_of(known)
+    given = known[:: max(1, len(known) // references)][:references]
     fitted, by_bytes = [], []
     for reference in given:
         start = reference.text, reference.seconds

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from f5kit.audio import read_audio
 from f5kit.cleaning import Options, Result, Task, jobs_for, spread
-from f5kit.data import DEMO_CONSENT, FORMAT, Dataset, load_dataset, write_consent
+from f5kit.data import DEMO_CONSENT, FORMAT, Dataset, load_dataset, read_clips, write_consent
+from f5kit.durations import duration_errors
 from f5kit.errors import UserError
 from f5kit.features import FeatureWriter, shard_path, write_index
 from f5kit.ingest import Recording, open_source
@@ -345,6 +346,7 @@ def _write(journal: Journal, folder: Path, info: dict, options: Options, texts: 
     tokenizer.save(folder / "vocab.txt")
     _index_features(journal, folder / "features" / options.mel.kind, manifest_hash, options)
     summary = summarise(journal, texts, info["split"])
+    summary["duration_errors"] = duration_errors(read_clips(folder))
     _write_json(folder / "report.json", summary)
     draw_summary(folder / "report.png", summary)
     info = {"format": FORMAT, **info, "sample_rate": options.mel.sample_rate, "mel": asdict(options.mel)}

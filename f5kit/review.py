@@ -68,7 +68,12 @@ def _counts(report: dict) -> str:
     names = ("seen", "accepted", "repaired", "rejected", "train", "heldout")
     counts = "".join(f'<span class="{name}"><b>{report[name]:,}</b>{name}</span>' for name in names)
     kept = f"{report['seconds'] / 60:.1f} minutes of clips from {report['recorded_seconds'] / 60:.1f} minutes recorded"
-    return f'<p class="counts">{counts}</p><p>{kept}; held out: {html.escape(report["split"])}.</p>'
+    errors = report["duration_errors"]
+    told = (
+        f"How long a held-out text takes is guessed {errors['fitted']:.0%} wrong, and {errors['by_bytes']:.0%} by "
+        "upstream's rule, a length for each byte"
+    )
+    return f'<p class="counts">{counts}</p><p>{kept}; held out: {html.escape(report["split"])}. {told}.</p>'
 
 
 def _picture(path: Path) -> str:

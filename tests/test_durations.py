@@ -56,7 +56,7 @@ def test_too_few_clips_are_not_fitted():
 
 
 def test_held_out_lengths_are_guessed_better_than_by_bytes(demo_dataset):
-    errors = duration_errors(demo_dataset)
+    errors = duration_errors(demo_dataset.clips)
     assert errors["clips"] >= 5
     assert errors["fitted"] < 0.12
     assert errors["fitted"] < errors["by_bytes"]

@@ -17,6 +17,7 @@ from preparing import TEXT, folder_with, prepared, voice
 from f5kit import prepare
 from f5kit.audio import log_mel, read_audio
 from f5kit.checkpoint import export_model, find_preset, fresh_model, load_model
+from f5kit.durations import duration_errors
 from f5kit.errors import UserError
 from f5kit.host import detect_host
 from f5kit.journal import Journal
@@ -151,6 +152,7 @@ def test_the_report_tells_what_the_clips_hold(tmp_path):
     assert report["mel_std"] == pytest.approx(float(mels.std(correction=0)), abs=1e-5)
     cached = torch.cat([dataset.mel(clip) for clip in dataset.train])
     assert float((cached - mels).abs().max()) < 0.005  # half precision
+    assert report["duration_errors"] == duration_errors(dataset.clips)
     assert (dataset.folder / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
