@@ -2,7 +2,7 @@
 
     .venv-parity/bin/python benchmarks/speak.py                    v1_Small and v1_Base: minutes on a GPU, and
                                                                    five quarters of an hour on two cores
-    .venv-parity/bin/python benchmarks/speak.py --quick            v1_Small, 5 s, 7 steps: a minute or two
+    .venv-parity/bin/python benchmarks/speak.py --quick            v1_Small, 5 s, 7 steps: a minute or two, only told
     python benchmarks/speak.py --words                             the embedded voice alone; needs the extra `judge`
 
 Both pipelines get the same random weights of the published structure, the same 3 s of reference, the same text and
@@ -322,7 +322,8 @@ def main() -> None:
     for name in given.models:
         for row in compare(name, given.seconds, given.steps, given.repeats, device):
             record["rows"].append(row)
-            write("speak.json", record)  # all of it takes an hour: what was measured is there
+            if not given.quick:
+                write("speak.json", record)  # all of it takes an hour: what was measured is there
 
 
 def write(name: str, record: dict) -> None:

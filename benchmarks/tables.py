@@ -96,7 +96,7 @@ def speaking(name: str) -> str:
             row["steps"]: f"{row['upstream']:.0f} s to {row['ours']:.0f} s: **{row['ratio']:.2f}**"
             for row in rows if (row["model"], row["seconds"]) == (model, seconds)
         }  # fmt: skip
-        lines.append(f"| {model}, {seconds} s | {' | '.join(cells.get(count, 'not timed') for count in steps)} |")
+        lines.append(f"| {model}, {seconds} s | {' | '.join(cells[count] for count in steps)} |")
     return "\n".join(lines)
 
 
