@@ -108,8 +108,8 @@ class ModelConfig:
     mel_std: float = 1.0
     """Divides raw log-mels inside the model. Published models: 1."""
     longest_chunk: float = LONGEST_CHUNK
-    """Seconds of reference and new speech that are made in one piece at most: what these weights have heard often
-    enough. Longer texts are cut."""
+    """Seconds of reference and new speech in one piece, up to which these weights are understood well. Longer texts are
+    cut; behind a long reference a piece still has room for 4 s."""
 
     def __post_init__(self):
         _one_of("ModelConfig", "backbone", self.backbone, BACKBONES)
@@ -247,7 +247,7 @@ _E2 = dict(backbone="unett", ff_mult=4, text_dim=100, conv_layers=0, text_mask_p
            **_READS)  # fmt: skip
 
 # The kit's own small models read printable ASCII, and mels scaled by the mean and deviation of levelled speech. The
-# starter voice was trained on clips of 9 s and less: beyond 12 s it is understood less well.
+# starter voice has heard clips of 9 s and less; it was found to be understood as well up to 12 s, and less beyond.
 _OWN = dict(backbone="dit", ff_mult=2, vocab_size=95, average_upsampling=True, qk_norm="rms_norm",
             mel_mean=-2.0, mel_std=1.5, longest_chunk=12.0)  # fmt: skip
 

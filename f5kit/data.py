@@ -39,7 +39,7 @@ from f5kit.features import Features, FeatureWriter, write_index
 from f5kit.text import Tokenizer
 from f5kit.weights import write_json
 
-FORMAT = 2
+FORMAT = 3
 DEMO_CONSENT = "The bundled demo voice is synthetic: there is no speaker to ask."
 
 

@@ -43,7 +43,7 @@ def test_the_same_seed_says_the_same(voice):
     assert not torch.equal(a.audio, c.audio)
 
 
-def test_chunks_are_no_longer_than_what_the_weights_have_heard():
+def test_chunks_are_as_long_as_the_config_says_and_training_raises_that():
     model = load_model("tiny")
     model.config = model.config.replace(longest_chunk=10.0)
     text, reference = "This is one of many sentences that follow each other. " * 12, find_reference("tiny")
