@@ -46,7 +46,7 @@ parity: $(PARITY)/.installed
 
 bench: $(PARITY)/.installed $(STAMP)
 	$(PARITY)/bin/python benchmarks/speak.py
-	$(PY) benchmarks/speak.py --words
+	$(PY) benchmarks/speak_words.py
 	$(PARITY)/bin/python benchmarks/serve.py
 	$(PARITY)/bin/python benchmarks/train_step.py
 	$(PARITY)/bin/python benchmarks/upstream_faults.py

@@ -305,7 +305,6 @@ def main() -> None:
     if given.upstream:
         return upstream_server(Path(given.upstream[0]), int(given.upstream[1]))
     record = circumstances("cpu")
-    record["command"] = "python benchmarks/serve.py " + " ".join(sys.argv[1:])
     record["embedded"] = embedded(given.seconds, given.steps)
     print(json.dumps(record["embedded"]), flush=True)
     if not given.alone:

@@ -1,9 +1,8 @@
-"""Speaking: f5kit beside upstream's inference pipeline in one run, what half precision costs, and the first sound.
+"""Speaking: f5kit beside upstream's inference pipeline in one run, and what half precision changes in the mel.
 
     .venv-parity/bin/python benchmarks/speak.py                    v1_Small and v1_Base: minutes on a GPU, and
                                                                    five quarters of an hour on two cores
     .venv-parity/bin/python benchmarks/speak.py --quick            v1_Small, 5 s, 7 steps: a minute or two, only told
-    python benchmarks/speak.py --words                             the embedded voice alone; needs the extra `judge`
 
 Both pipelines get the same random weights of the published structure, the same 3 s of reference, the same text and
 length, each its own vocoder of the published Vocos structure, and run as they do by default on this device: upstream
@@ -26,21 +25,17 @@ import warnings
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from importlib.metadata import version
-from itertools import accumulate
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 import f5kit
-from f5kit.asr import comparable, count_errors
 from f5kit.audio import import_torchaudio, log_mel, match_loudness, read_audio
 from f5kit.checkpoint import fresh_model
 from f5kit.config import PRESETS
 from f5kit.inference import Voice, demo_reference
-from f5kit.judge import demo_texts
 from f5kit.reference import Reference
-from f5kit.scores import interval
 from f5kit.text import Tokenizer, english_vocab
 from f5kit.tuning import apply_environment, speaking_precision
 from f5kit.vocoder import VocosVocoder
@@ -181,100 +176,6 @@ def text_of(seconds: float) -> str:
     return SENTENCE * max(1, round(seconds / 5))
 
 
-# ---- The embedded voice
-
-
-def first_sound(repeats: int = 3) -> list[float]:
-    """Seconds from starting Python to the first samples of a 3 s sentence at 16 steps, by the embedded voice."""
-    code = (
-        "from f5kit import Voice\n"
-        "voice = Voice.load('starter')\n"
-        "speech = voice.speak('This is a sentence of three seconds.', duration=3.0, steps=16, progress=False)\n"
-        "assert speech.seconds > 2.5"
-    )
-    took = []
-    for _ in range(repeats + 1):  # the first fills the file cache
-        started = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "HF_HUB_OFFLINE": "1"})
-        took.append(time.perf_counter() - started)
-    return took[1:]
-
-
-def words(sentences: int, steps: int = 16) -> dict:
-    """Word errors of the embedded voice: fp32 against bf16, and one long text against its sentences alone.
-
-    A recogniser hears every sound; the figures are counts of words.
-    """
-    from f5kit.asr import load_recogniser
-
-    voice, ear = Voice.load("starter"), load_recogniser()
-    texts = demo_texts()[:sentences]
-    counts = [len(text.split()) for text in texts]
-    heard, wrong, mels = {}, {}, {}
-    for precision in ("fp32", "bf16"):
-        voice.precision = precision
-        said = [voice.speak(text, steps=steps, progress=False) for text in texts]
-        mels[precision] = torch.cat([speech.mel for speech in said])
-        heard[precision] = [ear.transcribe(speech.audio, speech.sample_rate) for speech in said]
-        wrong[precision] = [count_errors(*pair).word_errors for pair in zip(texts, heard[precision], strict=True)]
-    voice.precision = "fp32"
-    change = (mels["bf16"] - mels["fp32"]).square().mean().sqrt() / mels["fp32"].square().mean().sqrt()
-    low, high = interval(lambda a, b, n: (b - a).sum(-1) / n.sum(-1), wrong["fp32"], wrong["bf16"], counts)
-    return {
-        "recogniser": str(ear), "sentences": len(texts), "words": sum(counts),
-        "wrong": {precision: sum(each) for precision, each in wrong.items()}, "wrong_by_sentence": wrong,
-        "wer_difference": {"value": (sum(wrong["bf16"]) - sum(wrong["fp32"])) / sum(counts), "low": low, "high": high},
-        "mel_change": change.item(), "long_text": long_text(voice, ear, texts, heard["fp32"], steps),
-    }  # fmt: skip
-
-
-def long_text(voice: Voice, ear, texts: list[str], heard: list[str], steps: int) -> dict:
-    """All sentences as one text: its words wrong, and those lost, added or doubled where two chunks meet, beside the
-    same sentences said alone."""
-    speech = voice.speak(" ".join(texts), steps=steps, progress=False)
-    sounds = [speech.audio[int(chunk.start * 24_000) : int(chunk.end * 24_000)] for chunk in speech.chunks]
-    pieces = [chunk.text for chunk in speech.chunks]
-    borders = list(accumulate(len(comparable(piece).split()) for piece in pieces))[:-1]
-    result, heard_at_borders = {"chunks": len(pieces), "borders": len(borders)}, []
-    for name, said in (
-        ("in one", [(piece, ear.transcribe(sound, 24_000)) for piece, sound in zip(pieces, sounds, strict=True)]),
-        ("alone", list(zip(texts, heard, strict=True))),
-    ):
-        words, right, added = hearing(said)
-        result["words"] = len(words)
-        heard_at_borders.append([right[place] for i in borders for place in (i - 1, i)])
-        result[name] = {
-            "words_wrong": right.count(False) + sum(map(len, added)),
-            "lost_at_borders": heard_at_borders[-1].count(False),
-            "added_at_borders": [added[i] for i in borders if added[i]],
-            "doubled_at_borders": sum(word in words[i - 1 : i + 1] for i in borders for word in added[i]),
-        }
-    in_one, alone = heard_at_borders
-    result["lost_only_in_one"] = sum(there and not here for here, there in zip(in_one, alone, strict=True))
-    result["lost_only_alone"] = sum(here and not there for here, there in zip(in_one, alone, strict=True))
-    return result
-
-
-def hearing(said: list[tuple[str, str]]) -> tuple[list[str], list[bool], list[list[str]]]:
-    """For all words of (text, what was heard) in a row: the words, whether each was heard, and the words that are not
-    there and were heard before each of them and behind the last."""
-    import jiwer
-
-    words, right, added = [], [], [[]]
-    for text, heard in said:
-        start, given, got = len(words), comparable(text).split(), comparable(heard).split()
-        words += given
-        right += [False] * len(given)
-        added += [[] for _ in given]
-        for part in jiwer.process_words(" ".join(given), " ".join(got)).alignments[0]:
-            if part.type == "equal":
-                first, end = start + part.ref_start_idx, start + part.ref_end_idx
-                right[first:end] = [True] * (end - first)
-            elif part.type == "insert":
-                added[start + part.ref_start_idx] += got[part.hyp_start_idx : part.hyp_end_idx]
-    return words, right, added
-
-
 def circumstances(device: str) -> dict:
     """What the figures depend on."""
 
@@ -290,7 +191,8 @@ def circumstances(device: str) -> dict:
         hardware = f"{torch.cuda.get_device_name()}, {hardware}"
     changed = " and uncommitted changes" if git("status", "--porcelain", "--untracked-files=no") else ""
     return {
-        "command": "python benchmarks/speak.py " + " ".join(sys.argv[1:]), "commit": git("rev-parse", "HEAD") + changed,
+        "command": " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "commit": git("rev-parse", "HEAD") + changed,
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "hardware": hardware,
         "versions": {"python": platform.python_version(), "f5kit": f5kit.__version__, "torch": version("torch")},
     }  # fmt: skip
@@ -303,8 +205,6 @@ def main() -> None:
     parser.add_argument("--steps", nargs="+", type=int, default=[7, 16, 32])
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="v1_Small, 5 s, 7 steps, once")
-    parser.add_argument("--words", action="store_true", help="only the embedded voice: its words and its first sound")
-    parser.add_argument("--sentences", type=int, default=48)
     given = parser.parse_args()
     if given.quick:
         given.models, given.seconds, given.steps, given.repeats = ["F5TTS_v1_Small"], [5], [7], 1
@@ -312,11 +212,6 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     apply_environment(device)
     record = circumstances(device)
-    if given.words:
-        record |= {"first_sound": first_sound(), "words": words(given.sentences)}
-        print(json.dumps({k: record[k] for k in ("first_sound", "words")}))
-        write("speak_words.json", record)
-        return
     record["versions"]["f5-tts"] = version("f5-tts")
     record["rows"] = []
     for name in given.models:

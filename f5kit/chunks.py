@@ -56,6 +56,11 @@ def ends_paragraph(piece: str) -> bool:
     return piece[len(piece.rstrip()) :].count("\n") > 1
 
 
+def ends_sentence(piece: str) -> bool:
+    """Whether a piece of a text, which is not its last, ends where a sentence does."""
+    return any(m.end() == len(piece) for m in _SENTENCE.finditer(piece)) and not _INITIAL.search(piece)
+
+
 def _atoms(text: str, limit: float, cost: Callable, levels=(_SENTENCE, _CLAUSE, _WORD)) -> list[str]:
     """The text cut at the first kind of place, and what is still too long at the next kind."""
     if not text:

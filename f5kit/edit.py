@@ -15,13 +15,14 @@ from torch import Tensor
 
 from f5kit.audio import as_stored, log_mel, match_loudness, read_audio
 from f5kit.errors import UserError
-from f5kit.inference import CROSS_FADE, Voice
+from f5kit.inference import Voice
 from f5kit.joining import cross_fade
 from f5kit.provenance import model_name
 from f5kit.speech import Chunk, Progress, Settings, Speech
 from f5kit.text import normalise
 
 LONGEST_EDIT = 30.0  # seconds of the recording: what models have heard at once
+FADE = 0.05  # seconds between the recording and what was made
 
 
 def replace_words(
@@ -63,7 +64,7 @@ def replace_words(
     made = _fill(voice, mel, first, last, gap, text, spread, chosen, progress, cancel)
     sound = voice.vocoder.decode(made.to(voice.model.device)).cpu() * gain
     hop, rate = mel_config.hop_length, mel_config.sample_rate
-    fade = int(CROSS_FADE * rate)  # the new sound reaches that far into the old one, of which it is a copy there
+    fade = int(FADE * rate)  # the new sound reaches that far into the old one, of which it is a copy there
     middle = sound[max(first * hop - fade, 0) : (first + gap) * hop + fade]
     pieces = [audio[: first * hop], middle, audio[last * hop :]]
     joined = cross_fade([piece for piece in pieces if len(piece)], fade)

@@ -19,7 +19,7 @@ from torch import Tensor
 from f5kit.asr import count_errors, load_recogniser
 from f5kit.cfm import CFM
 from f5kit.checkpoint import RunFolder, load_model, model_folder
-from f5kit.chunks import ends_paragraph, has_words, split_text
+from f5kit.chunks import ends_paragraph, ends_sentence, has_words, split_text
 from f5kit.data import load_dataset
 from f5kit.durations import SHORTEST, Pace, dataset_pace, usual_seconds
 from f5kit.errors import UserError
@@ -38,7 +38,7 @@ __all__ = ["LONGEST_REFERENCE", "Cancelled", "Reference", "Settings", "Speech", 
 
 SHORTEST_ROOM = 4.0  # seconds of new speech that a chunk has room for, however long the reference
 FIRST_CHUNK = 4.0  # seconds of the first piece of a stream
-CROSS_FADE = 0.05  # seconds
+CROSS_FADE = 0.005  # seconds between two chunks: no click, and too short to take a sound from a word
 ANOTHER = 1_000_003  # added to a seed for another try
 DEMO_REFERENCE = "demo_0001"  # the bundled clip a preset speaks from when no reference is given
 
@@ -52,6 +52,8 @@ class _Part:
     """Normalised; "" where there is nothing to say."""
     frames: int
     seed: int
+    pause: float
+    """Seconds of silence behind it."""
 
 
 @dataclass(frozen=True)
@@ -203,12 +205,13 @@ class Voice:
         pieces = split_text(text, room, cost, first and min(first, room * stretch) / stretch)
         spoken = [normalise(piece, tokenizer.normaliser) if has_words(piece) else "" for piece in pieces]
         frames = [self._frames(words) / settings.speed if words else 0.0 for words in spoken]
+        pauses = [_pause(piece, settings) for piece in pieces[:-1]] + [0.0]
         if settings.duration is not None:
-            scale = settings.duration * self.model.config.mel.frames_per_second / sum(frames)
-            frames = [count * scale for count in frames]
+            scale = settings.duration / (sum(frames) / self.model.config.mel.frames_per_second + sum(pauses))
+            frames, pauses = ([each * scale for each in both] for both in (frames, pauses))
         return [
-            _Part(piece, words, max(round(count), 4) if words else 0, settings.seed + i)
-            for i, (piece, words, count) in enumerate(zip(pieces, spoken, frames, strict=True))
+            _Part(piece, words, max(round(count), 4) if words else 0, settings.seed + i, pause)
+            for i, (piece, words, count, pause) in enumerate(zip(pieces, spoken, frames, pauses, strict=True))
         ]
 
     @property
@@ -261,8 +264,8 @@ class Voice:
                     audio = shorten_silences(audio, rate, settings.longest_silence)
                 start, ready, last = joiner.start, [joiner.push(audio)], i == len(parts) - 1
                 end = joiner.start
-                if ends_paragraph(part.text) and not last and settings.pause:
-                    ready.append(joiner.pause(round(settings.pause * rate)))
+                if part.pause:
+                    ready.append(joiner.pause(round(part.pause * rate)))
                 if last:
                     ready.append(joiner.end())
                     end = joiner.given
@@ -346,6 +349,13 @@ class Voice:
     def autocast(self):
         """The context in which this voice's model runs: its precision."""
         return autocast(self.model.device, self.precision)
+
+
+def _pause(piece: str, settings: Settings) -> float:
+    """Seconds of silence between a piece of a text and the next."""
+    if ends_paragraph(piece):
+        return settings.pause
+    return settings.sentence_pause if ends_sentence(piece) and has_words(piece) else 0.0
 
 
 def find_pace(source: str | Path) -> Pace:

@@ -47,12 +47,8 @@ class Joiner:
         return whole[:ready]
 
     def pause(self, samples: int) -> Tensor:
-        """Silence after what was said, which fades out into it."""
-        fading = self._tail * torch.linspace(1, 0, len(self._tail))
-        self._tail = torch.zeros(0)
-        ready = torch.cat((fading, torch.zeros(samples)))
-        self.given += len(ready)
-        return ready
+        """Silence, into which what was said fades, and from which what follows fades in: so many samples more."""
+        return self.push(torch.zeros(samples + self.overlap))
 
     def end(self) -> Tensor:
         """What was held back."""

@@ -46,6 +46,8 @@ class Settings:
     """Seconds the whole text shall take, in place of what is expected of it."""
     pause: float = 0.4
     """Seconds of silence between paragraphs."""
+    sentence_pause: float = 0.15
+    """Seconds of silence put between two sentences that are said in chunks of their own; within one the model rests."""
     longest_silence: float | None = None
     """Seconds beyond which a silence within the speech is shortened; None leaves all."""
     retry_leaks: bool = True
@@ -66,6 +68,8 @@ class Settings:
         given = self.duration is None or _within(self.duration, 0.1, 3600)
         _require(given, f"duration is {self.duration}; give the seconds the text shall take, 0.1 to 3600")
         _require(_within(self.pause, 0, 60), f"pause is {self.pause}; give 0 to 60 seconds")
+        rest = self.sentence_pause
+        _require(_within(rest, 0, 60), f"sentence_pause is {rest}; give 0 to 60 seconds")
         short = self.longest_silence is None or _within(self.longest_silence, 0.05, 60)
         _require(short, f"longest_silence is {self.longest_silence}; give 0.05 to 60 seconds, or None")
         _require(_whole(self.best_of, 1, 20), f"best_of is {self.best_of}; choose between 1 and 20")

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from f5kit.chunks import has_words, split_text
+from f5kit.chunks import ends_sentence, has_words, split_text
 from f5kit.durations import usual_seconds
 from f5kit.errors import UserError
 
@@ -87,6 +87,11 @@ def test_limits_that_make_no_sense():
     for how in ({"limit": 0}, {"limit": float("nan")}, {"limit": 5, "first": -1}):
         with pytest.raises(UserError, match="needs room for at least one character"):
             split_text("text", **how)
+
+
+def test_where_sentences_end():
+    assert all(map(ends_sentence, ("It rained. ", 'He said "no." ', "我们去公园。", "A title\n\n", "मैं ठीक हूँ। ")))
+    assert not any(map(ends_sentence, ("It was late, ", "when Dr. ", "costs 3.", "one. two ", "")))
 
 
 def test_what_has_words():

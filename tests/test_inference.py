@@ -73,7 +73,8 @@ def test_a_long_text_is_spoken_in_chunks_that_lose_nothing(voice):
     assert [chunk.seed for chunk in speech.chunks] == list(range(len(speech.chunks)))
     starts, ends, _ = zip(*speech.timings, strict=True)
     assert starts[0] == 0 and ends[-1] == pytest.approx(speech.seconds)
-    assert all(a < b for a, b in zip(starts, ends, strict=True)) and list(ends[:-1]) == list(starts[1:])
+    assert all(a < b for a, b in zip(starts, ends, strict=True))
+    assert list(starts[1:]) == pytest.approx([end + 0.15 for end in ends[:-1]])  # a rest between sentences
 
 
 @pytest.mark.parametrize(
@@ -184,16 +185,34 @@ def test_a_stream_is_the_speech_piece_by_piece(voice):
     assert voice.plan(SENTENCES * 3, first=2.0) == [(p.text, p.chunks[0].frames / 93.75) for p in pieces]
 
 
-def test_paragraphs_are_parted_by_silence(voice):
+def test_paragraphs_and_sentences_are_parted_by_silence(voice):
     with_pause, without = (voice.speak(SENTENCES, pause=pause, **FAST) for pause in (1.0, 0.0))
-    assert with_pause.seconds - without.seconds == pytest.approx(1.05, abs=0.01)  # and no fade into each other
+    assert with_pause.seconds - without.seconds == pytest.approx(1.0)
     first, second = with_pause.chunks
-    silence = with_pause.audio[int(first.end * 24_000) + 3_000 : int(second.start * 24_000) - 100]
-    assert len(silence) > 20_000 and not silence.any()
+    silence = with_pause.audio[int(first.end * 24_000) + 100 : int(second.start * 24_000) - 100]
+    assert len(silence) > 23_500 and not silence.any()
+    text = "This is one of many sentences that follow each other, " * 12  # one chunk ends within a sentence
+    for mark, rests in ((", ", 0), (". ", 1)):
+        said = text.replace(", ", mark)
+        rest, none = (voice.speak(said, sentence_pause=pause, **FAST) for pause in (0.3, 0.0))
+        assert rest.seconds - none.seconds == pytest.approx(0.3 * rests * (len(none.chunks) - 1))
+
+
+def test_joining_chunks_takes_nothing_from_them(voice):
+    """Away from a fade of 5 ms, each chunk has the samples that it has alone."""
+    text = "This is one of many sentences that follow each other, and all are whole. " * 8
+    speech = voice.speak(text, **FAST)
+    assert len(speech.chunks) > 2
+    for chunk in speech.chunks:
+        alone = voice.speak(chunk.text, seed=chunk.seed, **FAST).audio
+        start = round(chunk.start * 24_000) + (-60 if chunk.start else 0)
+        assert torch.allclose(speech.audio[start + 120 : start + len(alone) - 120], alone[120:-120], atol=1e-5)
 
 
 def test_a_duration_is_kept(voice):
-    assert voice.speak(SENTENCES, duration=9.0, pause=0, **FAST).seconds == pytest.approx(9.0, abs=0.15)
+    for text in (SENTENCES, SENTENCES * 4):
+        speech = voice.speak(text, duration=15.0, **FAST)
+        assert speech.seconds == pytest.approx(15.0, abs=0.02 * len(speech.chunks))  # a fade and a frame for each
 
 
 def test_cancel_returns_within_one_step(voice):
