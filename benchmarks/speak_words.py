@@ -2,10 +2,10 @@
 
     python benchmarks/speak_words.py        nine minutes on two cores; needs the extra `judge`
 
-A recogniser hears every sound; the figures are counts of words. Numbers are spelled, for the voice has hardly heard
-digits, and what it makes of them is no word that could be looked for. What happens where two chunks meet is asked more
-sharply than free recognition can tell: of each piece, whether it fits its words best as they are written, or with the
-first or last of them lost or doubled. Writes benchmarks/results/speak_words.json.
+A recogniser hears every sound; the figures are counts of words. Numbers are spelled: the voice reads digits so badly
+that no words fit. What happens where two chunks meet is asked more sharply than free recognition can tell: of each
+piece, whether it fits its words best as they are written, or with the first or last of them lost or doubled. Writes
+benchmarks/results/speak_words.json.
 """
 
 from __future__ import annotations
