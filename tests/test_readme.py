@@ -170,17 +170,21 @@ def test_words_survive_half_precision_and_the_borders_of_chunks():
     record = json.loads((ROOT / "benchmarks" / "results" / "speak_words.json").read_text())
     assert {"command", "commit", "date", "hardware", "versions"} <= record.keys()
     text, words, difference = " ".join(README.split()), record["words"], record["words"]["wer_difference"]
-    wrong, long = words["wrong"], words["long_text"]
+    wrong, long, ends = words["wrong"], words["long_text"], words["ends"]
     assert difference["low"] <= 0 <= difference["high"]
     assert f"{wrong['fp32']} of {words['words']} words wrong in fp32 and {wrong['bf16']} in bf16" in text
     assert f"Said as one text of {long['chunks']} chunks" in text and long["words"] >= 200
-    joined, alone = long["in one"]["words_wrong"], long["alone"]["words_wrong"]
-    assert f"they have {joined} words wrong, and {alone} said one by one" in text and joined < 1.05 * alone
-    assert long["lost_only_in_one"] <= long["lost_only_alone"] and long["in one"]["doubled_at_borders"] == 0
-    one_added = "one word was added there, where one by one none was, and none was doubled"
-    assert (sum(map(len, long["in one"]["added_at_borders"])), long["alone"]["added_at_borders"]) == (1, [])
+    joined, alone = long["in one"], long["alone"]
+    assert f"they have {joined['words_wrong']} words wrong, and {alone['words_wrong']} said one by one" in text
+    assert joined["words_wrong"] < 1.05 * alone["words_wrong"] and long["lost_only_in_one"] <= long["lost_only_alone"]
     lost = f"{long['lost_only_in_one']} were heard only one by one and {long['lost_only_alone']} only in the one text"
-    assert f"Of the {2 * long['borders']} words at the chunks' borders {lost}; {one_added}" in text
+    assert f"Of the {2 * long['borders']} words at the chunks' borders {lost}; none was added there" in text
+    assert joined["added_at_borders"] == [] and joined["doubled_at_borders"] == 0
+    whole, unknown = ends["in one"]["as written"], ends["in one"]["a word not in the dictionary"]
+    assert whole + unknown == long["chunks"]
+    assert f"all {whole} chunks whole whose words it knows ({unknown} hold" in text
+    noticed = sum(ends["spoilt"]["noticed"].values())
+    assert f"it says so in {noticed} of {4 * whole} cases" in text and noticed > 3 * whole
     assert max(record["first_sound"]) <= 12 and f"takes {max(record['first_sound']):.1f} s at most" in text
 
 
