@@ -15,7 +15,6 @@ counted: workspaces of cuBLAS and cuDNN and what the allocator loses by rounding
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -104,8 +103,7 @@ def simulate(
     weights = [p for p in model.parameters() if p.requires_grad]
     for weight in weights:  # they are there from the pass before: accumulation adds to them
         weight.grad = torch.empty_like(weight)
-    alive = _Alive([*model.parameters(), *model.buffers(), *(w.grad for w in weights)], _ALIGNED * (device == "cuda"))
-    rules = _Rules(device, _HALF.get(precision))
+    alive, rules = _Alive(_ALIGNED * (device == "cuda")), _Rules(device, _HALF.get(precision))
     with rules, alive:
         loss = model(*_unknown_batch(config, items, frames, tokens))
     rules.forget_casts()
@@ -238,29 +236,31 @@ def _unknown_batch(config: ModelConfig, items: int, frames: int, tokens: int) ->
 
 
 def counted() -> _Alive:
-    """A with block in which every tensor that is made is counted, on any device: `peak` is the most bytes at once."""
+    """A with block in which every tensor that is made is counted, on any device: `peak` is the most bytes at once.
+
+    What was there before is not counted, nor is changing it in place.
+    """
     return _Alive()
 
 
 class _Alive(TorchDispatchMode):
     """Counts the bytes of all storages that are alive, and what the operations cost."""
 
-    def __init__(self, known: Sequence[Tensor] = (), aligned: int = 0):
+    def __init__(self, aligned: int = 0):
         super().__init__()
         self.now = self.peak = self.operations = self.traffic = self.launches = 0
-        self._aligned = aligned
-        self._known = weakref.WeakSet(tensor.untyped_storage() for tensor in known)
-        self._kept = known  # or they might go, and be counted as new ones
+        self._aligned, self._known = aligned, weakref.WeakSet()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
+        inputs = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
+        self._known.update(t.untyped_storage() for t in inputs)  # they were there before
         made = func(*args, **kwargs)
         outputs = [t for t in tree_flatten(made)[0] if isinstance(t, Tensor)]
         for tensor in outputs:
             self._see(tensor.untyped_storage())
         if not func.is_view:
             self.launches += 1
-            inputs = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor)]
             self.traffic += sum(min(t.numel() * t.element_size(), t.untyped_storage().nbytes())
                                 for t in (*inputs, *outputs))  # fmt: skip
         if count := flop_registry.get(func.overloadpacket):
