@@ -156,6 +156,10 @@ def test_updates_are_as_fast_as_they_must_be():
     assert ratios["F5TTS_v1_Small"]["f5kit bf16 to upstream fp32"]["median"] >= 1.9
     assert ratios["F5TTS_v1_Base"]["f5kit bf16 to upstream fp32"]["median"] >= 2.0
     assert all(row["f5kit bf16 to upstream bf16"]["median"] >= 1.0 for row in ratios.values())
+    for row in record["rows"]:
+        ours, theirs = (row["memory_bytes"][f"{who} bf16"] / 1e9 for who in ("f5kit", "upstream"))
+        told = f"{ours:.2f} GB at most for v1_Small" if "Small" in row["preset"] else f"{ours:.2f} for v1_Base"
+        assert f"{told}, upstream's {theirs:.2f}" in " ".join(README.split()) and ours <= theirs
 
 
 def test_speaking_is_as_fast_as_it_must_be():
