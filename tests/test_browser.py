@@ -125,6 +125,7 @@ def panel(page):
     """The panel, and what it is to say set back."""
     found = page.locator(".jupyter-widgets").filter(has=page.get_by_role("button", name="Generate")).first
     fill(found.get_by_placeholder("Type what to say."), "Hello from a browser.")
+    found.get_by_text("21 characters, all known; about").first.wait_for()  # a click may overtake it
     return found
 
 
