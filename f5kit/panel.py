@@ -23,6 +23,9 @@ from f5kit.text import coverage
 
 FORMATS = ("wav", "flac", "mp3")
 AS_LOADED = "as loaded"
+# Seconds between a click and the reading of the controls: the page keeps back what is typed while an earlier change is
+# still being worked on, and a click overtakes it.
+SETTLING = 0.3
 
 
 def run_weights(run: str | Path | RunFolder) -> dict[str, tuple[Path, str]]:
@@ -194,6 +197,7 @@ class SpeakPanel:
             self._thread.join(seconds)
 
     def _work(self) -> None:
+        time.sleep(SETTLING)
         started = time.monotonic()
         try:
             voice = self._prepare()
@@ -250,7 +254,7 @@ class SpeakPanel:
         notes = [f"{chunk.text.strip()[:30]}: {note}" for chunk in speech.chunks for note in chunk.notes]
         told = f"{speech.seconds:.1f} s of sound, made in {seconds:.1f} s, saved as {path.name} in {self.folder.name}"
         self.status.value = _told(html.escape("; ".join([told, *notes])))
-        label = f"{len(self.takes) + 1}: {self.text.value[:30]} ({self.weights.value}, seed {speech.seed})"
+        label = f"{len(self.takes) + 1}: {speech.text[:30]} ({self.weights.value}, seed {speech.seed})"
         self.takes[label] = path
         self._show_history()
 

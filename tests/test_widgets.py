@@ -152,6 +152,13 @@ def test_panel_speaks_saves_and_offers_the_file(panel):
     assert panel.files[1].suffix == ".flac" and soundfile.info(panel.files[1]).format == "FLAC"
 
 
+def test_what_was_typed_last_is_said_though_the_click_came_first(panel):
+    panel.generate()
+    panel.text.value = "Typed last."
+    panel.wait(60)
+    assert list(panel.takes) == ["1: Typed last. (as loaded, seed 0)"]
+
+
 def test_panel_tells_what_is_typed(panel):
     panel.text.value = "Some words to say. " * 60
     assert "1140 characters, all known; about" in panel.text_note.value and "parts" in panel.text_note.value
