@@ -191,7 +191,7 @@ def test_paragraphs_and_sentences_are_parted_by_silence(voice):
     first, second = with_pause.chunks
     silence = with_pause.audio[int(first.end * 24_000) + 100 : int(second.start * 24_000) - 100]
     assert len(silence) > 23_500 and not silence.any()
-    text = "This is one of many sentences that follow each other, " * 12  # one chunk ends within a sentence
+    text = "This is one of many sentences that follow each other, " * 12  # a single sentence, whose chunks are clauses
     for mark, rests in ((", ", 0), (". ", 1)):
         said = text.replace(", ", mark)
         rest, none = (voice.speak(said, sentence_pause=pause, **FAST) for pause in (0.3, 0.0))
