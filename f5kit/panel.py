@@ -198,14 +198,14 @@ class SpeakPanel:
 
     def _work(self) -> None:
         time.sleep(SETTLING)
-        started = time.monotonic()
+        started, weights = time.monotonic(), self.weights.value
         try:
             voice = self._prepare()
             speech = voice.speak(
                 self.text.value, speed=self.speed.value, steps=self.steps.value, cfg_strength=self.guidance.value,
                 seed=self.seed.value, progress=self._show_progress, cancel=self._stop,
             )  # fmt: skip
-            self._show_take(voice, speech, time.monotonic() - started)
+            self._show_take(voice, speech, weights, time.monotonic() - started)
         except Cancelled as error:
             self.status.value = _told(f"{str(error).capitalize()}.")
         except UserError as error:
@@ -241,7 +241,7 @@ class SpeakPanel:
         if done == total or done - self.bar.value >= total / 100:  # not a message for every step of many
             self.bar.value = done
 
-    def _show_take(self, voice: Voice, speech: Speech, seconds: float) -> None:
+    def _show_take(self, voice: Voice, speech: Speech, weights: str, seconds: float) -> None:
         """Save a take, play and draw it, and put it into the history."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"speech_{len(self.files):03d}_seed{speech.seed}.{self.format.value}"
@@ -254,7 +254,7 @@ class SpeakPanel:
         notes = [f"{chunk.text.strip()[:30]}: {note}" for chunk in speech.chunks for note in chunk.notes]
         told = f"{speech.seconds:.1f} s of sound, made in {seconds:.1f} s, saved as {path.name} in {self.folder.name}"
         self.status.value = _told(html.escape("; ".join([told, *notes])))
-        label = f"{len(self.takes) + 1}: {speech.text[:30]} ({self.weights.value}, seed {speech.seed})"
+        label = f"{len(self.takes) + 1}: {speech.text[:30]} ({weights}, seed {speech.seed})"
         self.takes[label] = path
         self._show_history()
 

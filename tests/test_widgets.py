@@ -218,7 +218,12 @@ def test_panel_speaks_with_chosen_weights(panel, tiny, tmp_path):
     own.text.value, own.steps.value = "Hello there.", 4
     press(own)
     own.weights.value = "update_2 raw"
+    # changed while it speaks, which moves the bar
+    own.bar.observe(lambda change: change["new"] and setattr(own.weights, "value", "as loaded"), "value")
     press(own)
+    assert list(own.takes)[-1] == "2: Hello there. (update_2 raw, seed 0)"
+    own.bar.unobserve_all()
+    own.weights.value = "update_2 raw"
     assert own.voice is not panel.voice and len(own.files) == 2, own.status.value
     first, second = (soundfile.read(path)[0] for path in own.files)
     assert len(first) == len(second) and (first != second).any()
